@@ -1,0 +1,54 @@
+"""The call that is being served now, carried to nested calls by a context variable."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+__all__ = ["CallContext", "RetryAllowance", "current_call"]
+
+
+@dataclass(slots=True)
+class RetryAllowance:
+    """Retries that the rest of the call tree may still spend; siblings draw from the same purse."""
+
+    left: int
+
+    def take(self) -> bool:
+        """Spend one retry; False when none is left."""
+        if self.left < 1:
+            return False
+        self.left -= 1
+        return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallContext:
+    """What a handler may know of the call it serves.
+
+    `hop` is the depth in the call tree (1: called by a root), `attempt` the caller's 1-based attempt,
+    `deadline` the moment the caller gives up, on the monotonic clock `now`, in seconds.
+    """
+
+    request_id: str
+    trace_id: str
+    from_agent: str
+    capability: str
+    deadline: float
+    context_id: str | None = None
+    attempt: int = 1
+    hop: int = 1
+    idempotency_key: str | None = None
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    retry_allowance: RetryAllowance = field(default_factory=lambda: RetryAllowance(0))
+    now: Callable[[], float] = field(default=time.monotonic, repr=False)
+
+    @property
+    def time_left_s(self) -> float:
+        """Seconds until the caller gives up; 0.0 when that moment is past."""
+        return max(0.0, self.deadline - self.now())
+
+
+current_call: ContextVar[CallContext | None] = ContextVar("agent_reach_current_call", default=None)

@@ -1,0 +1,1 @@
+"""Bringing a request to a peer."""

@@ -1,0 +1,1 @@
+"""The half of an agent that is called."""
