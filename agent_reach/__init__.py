@@ -1,3 +1,102 @@
-"""Agent-Reach: agents find and call each other through etcd."""
+"""Agent-Reach: agents find and call each other through etcd.
+
+Write `await reach.call("knowledge.retrieve.v1", {...})` and never again a host, a port, a hand-made retry loop
+or one timeout for everything. Start with `ReachClient` and `register_agent`.
+"""
+
+from agent_reach.client import ReachClient
+from agent_reach.config import (
+    BreakerConfig,
+    BulkheadConfig,
+    EjectionConfig,
+    ReachConfig,
+    RegistryConfig,
+    RetryConfig,
+    ScoringConfig,
+    ServingConfig,
+    TimeoutConfig,
+)
+from agent_reach.context import CallContext
+from agent_reach.dialing.httpx_dialer import HttpxDialer
+from agent_reach.errors import (
+    AgentIdInUse,
+    AgentNotFound,
+    Attempt,
+    ClientNotOpen,
+    ConfigError,
+    ContextLost,
+    DeadlineExceeded,
+    Forbidden,
+    HopLimitExceeded,
+    InvalidPayload,
+    InvalidReply,
+    NoHealthyAgent,
+    OutcomeUnknown,
+    Overloaded,
+    ProtocolError,
+    ReachError,
+    RegistryUnavailable,
+    RemoteError,
+    SchemaConflict,
+    Unauthorized,
+)
+from agent_reach.handlers import capability, register_agent
+from agent_reach.model import AgentInfo, CapabilityInfo
+from agent_reach.ports import Clock, Dialer, Observer, Registry
+from agent_reach.registry.memory import MemoryRegistry
+from agent_reach.reply import ClientState, Reply
+from agent_reach.routing.explain import Explanation, Risk, Route
+from agent_reach.sync import SyncReachClient
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "AgentIdInUse",
+    "AgentInfo",
+    "AgentNotFound",
+    "Attempt",
+    "BreakerConfig",
+    "BulkheadConfig",
+    "CallContext",
+    "CapabilityInfo",
+    "ClientNotOpen",
+    "ClientState",
+    "Clock",
+    "ConfigError",
+    "ContextLost",
+    "DeadlineExceeded",
+    "Dialer",
+    "EjectionConfig",
+    "Explanation",
+    "Forbidden",
+    "HopLimitExceeded",
+    "HttpxDialer",
+    "InvalidPayload",
+    "InvalidReply",
+    "MemoryRegistry",
+    "NoHealthyAgent",
+    "Observer",
+    "OutcomeUnknown",
+    "Overloaded",
+    "ProtocolError",
+    "ReachClient",
+    "ReachConfig",
+    "ReachError",
+    "Registry",
+    "RegistryConfig",
+    "RegistryUnavailable",
+    "RemoteError",
+    "Reply",
+    "RetryConfig",
+    "Risk",
+    "Route",
+    "SchemaConflict",
+    "ScoringConfig",
+    "ServingConfig",
+    "SyncReachClient",
+    "TimeoutConfig",
+    "Unauthorized",
+    "__version__",
+    "capability",
+    "register_agent",
+]

@@ -58,6 +58,8 @@ class TimeoutConfig:
     connect_s: float = 1.0
     # Total of a call without `timeout=`: tier x attempts, but a person rarely waits longer than this.
     total_s: float = 30.0
+    # How long a call waits for the first list of agents; a healthy etcd gives it in 0.1 s, an election takes 2 s.
+    discovery_s: float = 5.0
     tiers: Mapping[str, float] = field(
         default_factory=lambda: MappingProxyType(
             {"light": 3.0, "interactive": 5.0, "write": 5.0, "heavy": 10.0, "long": 60.0}
@@ -67,6 +69,7 @@ class TimeoutConfig:
     def __post_init__(self) -> None:
         _number(self, "connect_s")
         _number(self, "total_s")
+        _number(self, "discovery_s")
         for tier, seconds in self.tiers.items():
             if not isinstance(seconds, int | float) or not math.isfinite(seconds) or seconds <= 0:
                 raise ConfigError(f"TimeoutConfig.tiers[{tier!r}] is {seconds!r}; it must be seconds > 0")

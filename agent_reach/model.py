@@ -31,7 +31,7 @@ __all__ = [
     "problems_of",
 ]
 
-PROTOCOL = "reach/1"
+PROTOCOL: Literal["reach/1"] = "reach/1"
 # Every watcher receives every record: 10,000 agents of 1 KB are a 10 MB list, of 16 KB already 160 MB.
 MAX_RECORD_BYTES = 16 * 1024
 

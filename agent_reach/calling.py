@@ -1,0 +1,313 @@
+"""THE call loop: do what the session says, tell it how that went. Decisions are made in routing/session.py."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import random
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, assert_never
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from agent_reach import codec
+from agent_reach.config import ReachConfig, RetryConfig
+from agent_reach.context import RetryAllowance, current_call
+from agent_reach.dialing.exchange import OutgoingCall, interpret
+from agent_reach.errors import (
+    ClientNotOpen,
+    ConfigError,
+    DeadlineExceeded,
+    HopLimitExceeded,
+    InvalidPayload,
+    InvalidReply,
+    ReachError,
+)
+from agent_reach.events import BreakerChanged, CallEnded, Event
+from agent_reach.knowledge import Knowledge
+from agent_reach.model import problems_of
+from agent_reach.ports import Clock, Dialer
+from agent_reach.reply import Reply
+from agent_reach.routing import outcomes
+from agent_reach.routing.explain import Route
+from agent_reach.routing.index import Lookup
+from agent_reach.routing.names import check_capability
+from agent_reach.routing.outcomes import Cancelled, Outcome
+from agent_reach.routing.session import CallPlan, CallSession, Raise, Return, Send, Wait
+
+__all__ = ["CallOptions", "Caller"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallOptions:
+    """What `ReachClient.call` takes besides capability and payload; its docstring gives the meanings."""
+
+    timeout: float | None = None
+    agent_id: str | None = None
+    context_id: str | None = None
+    idempotency_key: str | None = None
+    retry: RetryConfig | None = None
+    fallback: Callable[[ReachError], Any] | None = None
+    response_model: Any = None
+    metadata: Mapping[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        timeout = self.timeout
+        if timeout is not None and not (isinstance(timeout, int | float) and 0 < timeout < math.inf):
+            raise ConfigError(f"timeout={timeout!r} must be seconds > 0, or None for the capability's own time")
+        if self.retry is not None and not isinstance(self.retry, RetryConfig):
+            raise ConfigError(f"retry={self.retry!r} must be a RetryConfig, like RetryConfig(max_attempts=1)")
+        for pair in (self.metadata or {}).items():
+            if not all(isinstance(item, str) for item in pair):
+                raise ConfigError(f"metadata= must map strings to strings; {pair[0]!r} doesn't")
+
+
+class Caller:
+    """Makes calls for one client."""
+
+    def __init__(
+        self,
+        agent_id: str,
+        namespace: str,
+        *,
+        knowledge: Knowledge,
+        dialer_for: Callable[[str], Dialer],
+        config: ReachConfig,
+        clock: Clock,
+        rng: random.Random,
+        emit: Callable[[Event], None],
+    ) -> None:
+        self._agent_id = agent_id
+        self._namespace = namespace
+        self._knowledge = knowledge
+        self._dialer_for = dialer_for
+        self._config = config
+        self._clock = clock
+        self._rng = rng
+        self._emit = emit
+
+    async def call(self, capability: str | Route, payload: Any, options: CallOptions) -> Reply[Any]:
+        """Carry out one call, as `ReachClient.call` promises."""
+        started = self._clock.now()
+        route = capability if isinstance(capability, Route) else None
+        name = check_capability(route.capability if route is not None else capability)
+        call = self._outgoing(name, payload, options)
+        session: CallSession | None = None
+        outcome = "Cancelled"
+        try:
+            left_s = self._time_left(call, options.timeout)
+            await self._knowledge.discover(left_s, capability=name, request_id=call.request_id)
+            found = self._knowledge.offered(name, pinned=options.agent_id, request_id=call.request_id)
+            plan = self._plan(call, found, options, started=started, left_s=left_s, route=route)
+            session = CallSession(
+                plan, self._knowledge.index.lookup, self._config, self._knowledge.scorer, self._rng
+            )
+            reply = await self._run(session, call, started)
+            if options.response_model is not None:
+                reply = _typed(reply, options.response_model, call)
+            outcome = "ok"
+            return reply
+        except ReachError as error:
+            outcome = type(error).__name__
+            if options.fallback is None or isinstance(error, ConfigError | ClientNotOpen | InvalidPayload):
+                raise
+            return await self._fall_back(options.fallback, error, call, started)
+        finally:
+            self._call_ended(call, session, started, outcome)
+
+    async def _run(self, session: CallSession, call: OutgoingCall, started: float) -> Reply[Any]:
+        while True:
+            step = session.next(self._clock.now())
+            match step:
+                case Send():
+                    # Whatever ends the attempt, a cancellation too, gives its permit back.
+                    outcome: Outcome = Cancelled()
+                    try:
+                        outcome = await self._attempt(step, call)
+                    finally:
+                        session.record(outcome, self._clock.now())
+                        self._tell_breakers(session, call.target_capability)
+                case Wait(seconds):
+                    await self._clock.sleep(seconds)
+                case Return(reply, attempts):
+                    return Reply(
+                        data=reply.data,
+                        agent_id=reply.agent_id,
+                        request_id=call.request_id,
+                        attempts=attempts,
+                        elapsed_s=self._clock.now() - started,
+                        deprecated=reply.deprecated,
+                        stale=self._knowledge.stale,
+                    )
+                case Raise(error):
+                    raise error
+                case _:
+                    assert_never(step)
+
+    async def _attempt(self, send: Send, call: OutgoingCall) -> Outcome:
+        request = call.attempt(
+            send,
+            wall=self._clock.wall(),
+            connect_timeout_s=self._config.timeouts.connect_s,
+            max_reply_bytes=self._config.serving.max_body_bytes,
+            span_id=secrets.token_hex(8),
+        )
+        result = await self._dialer_for(request.url).send(request)
+        return interpret(
+            result,
+            request_id=call.request_id,
+            agent_id=send.candidate.agent_id,
+            wall=self._clock.wall(),
+        )
+
+    # --- setting a call up -----------------------------------------------------------------------------------
+
+    def _outgoing(self, capability: str, payload: Any, options: CallOptions) -> OutgoingCall:
+        parent = current_call.get()
+        request_id = secrets.token_hex(16)
+        hop = parent.hop + 1 if parent is not None else 1
+        if hop > self._config.hop_limit:
+            raise HopLimitExceeded(
+                f"{capability} would be hop {hop} of a call tree limited to {self._config.hop_limit}: "
+                "do two agents call each other in a circle?",
+                capability=capability,
+                request_id=request_id,
+            )
+        inherited = parent.context_id if parent is not None else None
+        return OutgoingCall(
+            request_id=request_id,
+            trace_id=parent.trace_id if parent is not None else secrets.token_hex(16),
+            from_agent=self._agent_id,
+            namespace=self._namespace,
+            target_capability=capability,
+            payload_json=self._encode(payload, capability, request_id),
+            hop=hop,
+            idempotency_key=options.idempotency_key or request_id,
+            context_id=options.context_id or inherited,
+            metadata=dict(options.metadata or {}),
+        )
+
+    def _encode(self, payload: Any, capability: str, request_id: str) -> bytes:
+        """Encode the payload; raise InvalidPayload if it is no object, has no JSON form or is too large."""
+        limit = self._config.serving.max_body_bytes
+        if payload is None:
+            return b"{}"
+        if isinstance(payload, BaseModel):
+            payload = payload.model_dump(mode="json")
+        if not isinstance(payload, Mapping) or not all(isinstance(key, str) for key in payload):
+            problem = f"must be a dict with string keys or a pydantic model, not {type(payload).__name__}"
+        else:
+            try:
+                body = codec.dumps(dict(payload))
+            except ValueError as error:
+                problem = f"has no JSON form: {error}"
+            else:
+                if len(body) <= limit:
+                    return body
+                problem = f"is {len(body)} bytes long, the limit is {limit} (ServingConfig.max_body_bytes)"
+        raise InvalidPayload(
+            f"the payload of {capability} {problem}. Nothing was sent", capability=capability, request_id=request_id
+        )
+
+    def _time_left(self, call: OutgoingCall, timeout: float | None) -> float:
+        """Seconds that this call may take at the most: its own timeout, and what the caller's caller has left."""
+        wanted_s = math.inf if timeout is None else timeout
+        parent = current_call.get()
+        if parent is None:
+            return wanted_s
+        if parent.time_left_s <= 0:
+            raise DeadlineExceeded(
+                f"{call.target_capability} was not called: whoever called this agent has no time left",
+                phase="pick",
+                capability=call.target_capability,
+                request_id=call.request_id,
+            )
+        return min(wanted_s, parent.time_left_s)
+
+    def _plan(
+        self,
+        call: OutgoingCall,
+        found: Lookup,
+        options: CallOptions,
+        *,
+        started: float,
+        left_s: float,
+        route: Route | None,
+    ) -> CallPlan:
+        retry = options.retry or self._config.retry
+        attempt_s = self._config.timeouts.of(found.candidates[0].capability.timeout)
+        total_s = max(attempt_s, min(attempt_s * retry.max_attempts, self._config.timeouts.total_s))
+        if options.timeout is not None:
+            total_s = options.timeout
+        parent = current_call.get()
+        allowance = RetryAllowance(max(retry.tree_allowance, retry.max_attempts - 1))
+        return CallPlan(
+            capability=call.target_capability,
+            request_id=call.request_id,
+            started=started,
+            deadline=started + min(left_s, total_s),
+            explicit_timeout=options.timeout is not None,
+            retry=retry,
+            allowance=allowance if parent is None else parent.retry_allowance,
+            pinned=options.agent_id,
+            preferred=() if route is None else tuple(view.agent_id for view in route.candidates),
+        )
+
+    async def _fall_back(
+        self, fallback: Callable[[ReachError], Any], error: ReachError, call: OutgoingCall, started: float
+    ) -> Reply[Any]:
+        data = fallback(error)
+        if inspect.isawaitable(data):
+            data = await data
+        elapsed_s = self._clock.now() - started
+        return Reply(data, "", call.request_id, error.attempts, elapsed_s, from_fallback=True)
+
+    # --- telling ---------------------------------------------------------------------------------------------
+
+    def _tell_breakers(self, session: CallSession, capability: str) -> None:
+        now = self._clock.now()
+        for agent_id, change in session.take_transitions():
+            self._emit(
+                BreakerChanged(
+                    agent_id=agent_id,
+                    capability=capability,
+                    before=change.before.value,
+                    after=change.after.value,
+                    reason=change.reason,
+                    retry_in_s=None if change.until is None else change.until - now,
+                )
+            )
+
+    def _call_ended(self, call: OutgoingCall, session: CallSession | None, started: float, outcome: str) -> None:
+        attempts = session.attempts if session is not None else ()
+        last = session.last if session is not None and outcome != "ok" else None
+        self._emit(
+            CallEnded(
+                request_id=call.request_id,
+                trace_id=call.trace_id,
+                from_agent=call.from_agent,
+                target_capability=call.target_capability,
+                agent_id=attempts[-1].agent_id if attempts else None,
+                attempt=len(attempts),
+                elapsed_ms=(self._clock.now() - started) * 1000,
+                outcome=outcome,
+                detail="" if last is None else outcomes.brief(last),
+            )
+        )
+
+
+def _typed(reply: Reply[Any], response_model: Any, call: OutgoingCall) -> Reply[Any]:
+    """Check the data against what the caller expects, and convert it."""
+    try:
+        data = TypeAdapter(response_model).validate_python(reply.data)
+    except ValidationError as error:
+        problems = "; ".join(f"{field}: {reason}" for field, reason in problems_of(error))
+        raise InvalidReply(
+            f"{reply.agent_id} answered {call.target_capability}, but not as response_model expects: {problems}",
+            capability=call.target_capability,
+            request_id=call.request_id,
+            attempts=reply.attempts,
+        ) from None
+    return replace(reply, data=data)

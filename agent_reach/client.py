@@ -1,0 +1,350 @@
+"""`ReachClient`: what users hold. Its parts do the work: knowledge, caller, served agent."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import secrets
+from collections.abc import Callable, Iterable, Mapping
+from types import TracebackType
+from typing import Any, Self, TypedDict, TypeVar, Unpack, overload
+
+from pydantic import BaseModel
+
+from agent_reach.calling import Caller, CallOptions
+from agent_reach.config import ReachConfig, RetryConfig
+from agent_reach.dialing.httpx_dialer import HttpxDialer
+from agent_reach.dialing.local import LocalDialer
+from agent_reach.errors import ClientNotOpen, ConfigError, ReachError
+from agent_reach.events import Event
+from agent_reach.handlers import HandlerSpec, specs_of
+from agent_reach.identity import identify
+from agent_reach.knowledge import Knowledge
+from agent_reach.model import AgentInfo
+from agent_reach.observability.logs import LogObserver
+from agent_reach.ports import Clock, Dialer, Observer, Registry, SystemClock
+from agent_reach.registry.memory import MemoryRegistry
+from agent_reach.registry.urls import open_registry
+from agent_reach.reply import ClientState, Reply
+from agent_reach.routing.explain import Explanation, Route
+from agent_reach.routing.names import check_capability
+from agent_reach.served import ServedAgent
+from agent_reach.serving.asgi import ReachApp
+
+__all__ = ["CallKeywords", "ReachClient"]
+
+_log = logging.getLogger("agent_reach.calls")
+
+T = TypeVar("T")
+
+
+class CallKeywords(TypedDict, total=False):
+    """The keywords of `call` that don't change its type; see there."""
+
+    timeout: float | None
+    agent_id: str | None
+    context_id: str | None
+    idempotency_key: str | None
+    retry: RetryConfig | None
+    fallback: Callable[[ReachError], Any] | None
+    metadata: Mapping[str, str] | None
+
+
+class ReachClient:
+    """One agent's way to the others: finds them in the registry, calls them, and serves its own handlers.
+
+    Use it as `async with ReachClient(...) as reach`. `agent_id` names this instance (default: `name` and eight
+    random hex digits); `registry` is a URL (`etcd://host:2379`, `memory://NAME`) or a `Registry`; `handlers` are
+    what `@register_agent` decorated; `listen` is `host:port`, `advertise` the URL that peers dial. Arguments
+    left out come from AGENT_REACH_AGENT_ID, _REGISTRY, _NAMESPACE, _LISTEN, _ADVERTISE and _ZONE.
+
+    `clock` and `rng` are for tests: time turned by hand, randomness with a seed.
+
+    Raises ConfigError for a bad argument.
+    """
+
+    def __init__(
+        self,
+        agent_id: str | None = None,
+        *,
+        name: str | None = None,
+        registry: Registry | str | None = None,
+        namespace: str | None = None,
+        handlers: Iterable[object] = (),
+        listen: str | None = None,
+        advertise: str | None = None,
+        zone: str | None = None,
+        config: ReachConfig | None = None,
+        dialer: Dialer | None = None,
+        observers: Iterable[Observer] = (),
+        clock: Clock | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        specs = specs_of(handlers)
+        self._identity = identify(
+            agent_id=agent_id,
+            name=name,
+            default_name=_name_of(specs),
+            namespace=namespace,
+            registry=registry if isinstance(registry, str) else None,
+            listen=listen,
+            advertise=advertise,
+            zone=zone,
+        )
+        wanted = registry if registry is not None else self._identity.registry
+        if wanted is None:
+            raise ConfigError(
+                "no registry: pass registry='etcd://127.0.0.1:2379' or 'memory://test', or set AGENT_REACH_REGISTRY"
+            )
+        self._config = config or ReachConfig()
+        self._registry = open_registry(wanted, self._config.registry, clock)
+        self._owns_registry = isinstance(wanted, str)
+        self._clock = clock or _clock_of(self._registry)
+        self._rng = rng or random.Random()
+        self._observers: tuple[Observer, ...] = (LogObserver(), *observers)
+        self._local = LocalDialer(self._registry.apps) if isinstance(self._registry, MemoryRegistry) else None
+        self._dialer: Dialer = dialer or HttpxDialer()
+        self._owns_dialer = dialer is None
+        self._knowledge = Knowledge(
+            self._registry,
+            self.namespace,
+            config=self._config,
+            clock=self._clock,
+            rng=self._rng,
+            emit=self._emit,
+        )
+        self._caller = Caller(
+            self.agent_id,
+            self.namespace,
+            knowledge=self._knowledge,
+            dialer_for=self._dialer_for,
+            config=self._config,
+            clock=self._clock,
+            rng=self._rng,
+            emit=self._emit,
+        )
+        self._served = ServedAgent(
+            self._identity,
+            specs,
+            registry=self._registry,
+            knowledge=self._knowledge,
+            dialer_for=self._dialer_for,
+            config=self._config,
+            clock=self._clock,
+            rng=self._rng,
+            emit=self._emit,
+        )
+        self._open = False
+
+    def __repr__(self) -> str:
+        what = f"{len(self._knowledge.index)} instances known" if self._open else "closed"
+        return f"<ReachClient {self.agent_id} in {self.namespace!r}: {what}>"
+
+    @property
+    def agent_id(self) -> str:
+        """This instance's id."""
+        return self._identity.agent_id
+
+    @property
+    def namespace(self) -> str:
+        """The namespace that this client announces to and calls in."""
+        return self._identity.namespace
+
+    # --- life cycle ----------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        if self._open:
+            raise ClientNotOpen(f"{self.agent_id} is open already: enter a client once, or make a second one")
+        self._open = True
+        try:
+            await self._knowledge.open()
+            await self._served.open()
+        except BaseException:
+            await self.aclose()
+            raise
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Withdraw, stop watching, close connections. Safe to call twice."""
+        if not self._open:
+            return
+        self._open = False
+        await self._served.close()
+        await self._knowledge.close()
+        if self._owns_dialer:
+            await self._dialer.aclose()
+        if self._owns_registry:
+            self._registry.close()
+
+    def asgi(self) -> ReachApp:
+        """Return the ASGI app that serves the handlers, to mount in FastAPI or Starlette or to run bare.
+
+        Bare, it opens and closes this client with the server's lifespan. Mounted, the host's lifespan does:
+        `async with reach: yield`. It needs `advertise=`, the URL under which peers reach the app.
+        """
+        return self._served.asgi(enter=self.__aenter__, leave=self.aclose)
+
+    async def serve_forever(self) -> None:
+        """Serve `listen` until SIGTERM or SIGINT, then drain; a second signal hurries.
+
+        The registry entry appears once `/invoke` answers and goes first when draining. Raises ConfigError for a
+        taken port or a missing extra, AgentIdInUse if another live process holds the agent id.
+        """
+        self._require_open()
+        await self._served.serve_forever()
+
+    def run(self) -> None:
+        """Open, `serve_forever`, close; for a program that does nothing else."""
+
+        async def main() -> None:
+            async with self:
+                await self.serve_forever()
+
+        asyncio.run(main())
+
+    # --- calling -------------------------------------------------------------------------------------------
+
+    @overload
+    async def call(
+        self,
+        capability: str | Route,
+        payload: Mapping[str, Any] | BaseModel | None = None,
+        *,
+        response_model: type[T],
+        **keywords: Unpack[CallKeywords],
+    ) -> Reply[T]: ...
+
+    @overload
+    async def call(
+        self,
+        capability: str | Route,
+        payload: Mapping[str, Any] | BaseModel | None = None,
+        *,
+        response_model: None = None,
+        **keywords: Unpack[CallKeywords],
+    ) -> Reply[Any]: ...
+
+    async def call(
+        self,
+        capability: str | Route,
+        payload: Mapping[str, Any] | BaseModel | None = None,
+        *,
+        timeout: float | None = None,
+        agent_id: str | None = None,
+        context_id: str | None = None,
+        idempotency_key: str | None = None,
+        retry: RetryConfig | None = None,
+        fallback: Callable[[ReachError], Any] | None = None,
+        response_model: Any = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> Reply[Any]:
+        """Send one request and return its answer, whatever it takes within `timeout` seconds in all.
+
+        `capability` is a name, or a `Route` from `resolve`, whose ranking is then followed. `payload` is an
+        object: a dict or a pydantic model. `agent_id` pins one instance. Without `timeout` a call gets its
+        capability's own time for each attempt, at most 30 s in all; a nested call never gets more than its caller
+        has left. It is repeated only where that is safe: the capability is idempotent, or nothing was executed.
+        `idempotency_key` lets an instance recognise a repeat of yours. `response_model` checks and types `data`.
+        `fallback`, sync or async, is given the error when all else failed, and its result becomes the reply; it
+        isn't asked about the caller's own mistakes (ConfigError, ClientNotOpen, InvalidPayload).
+
+        Raises a `ReachError`: AgentNotFound, NoHealthyAgent, Overloaded, DeadlineExceeded, RemoteError,
+        OutcomeUnknown, InvalidPayload, InvalidReply, RegistryUnavailable and the rest of the tree.
+        """
+        self._require_open()
+        options = CallOptions(
+            timeout=timeout,
+            agent_id=agent_id,
+            context_id=context_id,
+            idempotency_key=idempotency_key,
+            retry=retry,
+            fallback=fallback,
+            response_model=response_model,
+            metadata=metadata,
+        )
+        return await self._caller.call(capability, payload, options)
+
+    # --- looking -------------------------------------------------------------------------------------------
+
+    async def resolve(self, capability: str, *, context_id: str | None = None) -> Route:
+        """Return the ranked candidates, what was excluded and why, and the risk. A Route can be given to `call`.
+
+        Raises AgentNotFound with near names, or RegistryUnavailable while nothing is known.
+        """
+        self._require_open()
+        name = check_capability(capability)
+        request_id = secrets.token_hex(16)
+        await self._knowledge.discover(self._config.timeouts.discovery_s, capability=name, request_id=request_id)
+        self._knowledge.offered(name, pinned=None, request_id=request_id)
+        return self._knowledge.explain(name)
+
+    def explain(self, capability: str) -> Explanation:
+        """Return what a call would see now, scores part by part; `print` it. Empty if nobody offers it."""
+        self._require_open()
+        return self._knowledge.explain(check_capability(capability))
+
+    def agents(self, capability: str | None = None) -> tuple[AgentInfo, ...]:
+        """Return the instances known now: all, or those that answer for one capability."""
+        self._require_open()
+        return self._knowledge.agents(None if capability is None else check_capability(capability))
+
+    async def wait_for(self, capability: str, timeout: float = 30.0) -> tuple[AgentInfo, ...]:
+        """Return the instances of `capability` as soon as there is one.
+
+        Raises AgentNotFound (or RegistryUnavailable, while nothing is known) after `timeout` seconds.
+        """
+        self._require_open()
+        return await self._knowledge.wait_for(check_capability(capability), timeout)
+
+    @property
+    def state(self) -> ClientState:
+        """How this client stands: connected, registered, draining, age of its knowledge, last registry error."""
+        self._require_open()
+        view, registration = self._knowledge.view, self._served.registration
+        return ClientState(
+            agent_id=self.agent_id,
+            connected=view.connected,
+            registered=registration.status == "registered",
+            draining=self._served.draining,
+            registry=view.status,
+            registration=registration.status,
+            index_age_s=self._knowledge.age_s,
+            instances=len(self._knowledge.index),
+            skipped=view.skipped,
+            registry_error=registration.error or view.error,
+            registration_detail=registration.detail,
+        )
+
+    # --- inside ----------------------------------------------------------------------------------------------
+
+    def _require_open(self) -> None:
+        if not self._open:
+            raise ClientNotOpen(
+                f"ReachClient {self.agent_id} isn't open: use it inside `async with ReachClient(...) as reach:`"
+            )
+
+    def _dialer_for(self, url: str) -> Dialer:
+        return self._local if self._local is not None and url.startswith("local://") else self._dialer
+
+    def _emit(self, event: Event) -> None:
+        for observer in self._observers:
+            try:
+                observer.on_event(event)
+            except Exception:  # noqa: BLE001 - foreign code: its bug must not fail a call or the heartbeat
+                _log.exception("observer %r failed on %s", observer, type(event).__name__)
+
+
+def _name_of(specs: tuple[HandlerSpec, ...]) -> str:
+    """The agent's name where none was given: its decorator's, else the domain of its first capability."""
+    return (specs[0].agent_name or specs[0].info.name.partition(".")[0]) if specs else "client"
+
+
+def _clock_of(registry: Registry) -> Clock:
+    """A memory registry's own clock, so that turning it turns its clients too; else the machine's."""
+    return registry.clock if isinstance(registry, MemoryRegistry) else SystemClock()

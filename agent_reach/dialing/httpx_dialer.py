@@ -1,0 +1,198 @@
+"""The dialer over httpx: any `httpx.AsyncClient`, or one of our own."""
+
+from __future__ import annotations
+
+import asyncio
+import http.cookiejar
+import socket
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import httpx
+
+from agent_reach.ports import Answer, BadAnswer, DialRequest, DialResult, MaybeExecuted, NeverSent
+
+__all__ = ["HttpxDialer"]
+
+# Uvicorn, the most common server, closes a connection that idled for 5 s. Reusing one at that very moment
+# loses the request with its outcome unknown, so ours go first; 2 s are left for a loop that is late.
+_KEEPALIVE_EXPIRY_S = 3.0
+# Bulkheads limit what is in flight, 100 calls to an instance; this only keeps a leak from eating all files.
+_LIMITS = httpx.Limits(max_connections=1000, max_keepalive_connections=200, keepalive_expiry=_KEEPALIVE_EXPIRY_S)
+
+
+class HttpxDialer:
+    """Implements the `Dialer` port with httpx.
+
+    Without `client` it opens its own: no proxies from the environment, no redirects, no cookies. A client given
+    by the user (for a proxy, client certificates, `ASGITransport`, `MockTransport`) keeps its own settings and
+    is never closed here; only redirects are off whatever it says.
+    """
+
+    def __init__(self, client: httpx.AsyncClient | None = None) -> None:
+        self._given = client
+        # Connections belong to the event loop they were opened in; a second loop gets a client of its own.
+        self._own: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = WeakKeyDictionary()
+
+    async def send(self, request: DialRequest) -> DialResult:
+        """POST once and say how far it got; never raises but for cancellation."""
+        client = self._given or self._own_client()
+        if client.is_closed:
+            return NeverSent("local", "the httpx client that this dialer was given is closed", local=True)
+        progress = _Progress(traceable=self._given is None)
+        try:
+            async with asyncio.timeout(request.timeout_s) as limit:
+                return await self._exchange(client, request, progress)
+        except TimeoutError as error:
+            if limit.expired():
+                return progress.out_of_time(request.timeout_s)
+            return progress.unknown(error)
+        except Exception as error:  # noqa: BLE001 - the boundary: a user's transport may raise anything
+            return _classify(error, progress)
+
+    async def aclose(self) -> None:
+        """Close our own client of the running loop; those of loops that ended went with them."""
+        client = self._own.pop(asyncio.get_running_loop(), None)
+        if client is not None:
+            await client.aclose()
+
+    def _own_client(self) -> httpx.AsyncClient:
+        loop = asyncio.get_running_loop()
+        client = self._own.get(loop)
+        if client is None:
+            client = self._own[loop] = httpx.AsyncClient(
+                trust_env=False,
+                follow_redirects=False,
+                limits=_LIMITS,
+                # Cookies ignore ports: one set by an agent would go to every other agent on its host.
+                cookies=http.cookiejar.CookieJar(http.cookiejar.DefaultCookiePolicy(allowed_domains=[])),
+                headers={"user-agent": "agent-reach"},
+            )
+        return client
+
+    async def _exchange(self, client: httpx.AsyncClient, request: DialRequest, progress: _Progress) -> DialResult:
+        # Connecting and waiting for a place have their own limit; reading and writing only the total.
+        limits = httpx.Timeout(None, connect=request.connect_timeout_s, pool=request.connect_timeout_s)
+        outgoing = client.build_request(
+            "POST",
+            request.url,
+            # A compressed answer could unpack to a thousand times what the bound allows.
+            headers={**request.headers, "accept-encoding": "identity"},
+            content=request.body,
+            timeout=limits,
+            extensions={"trace": progress.trace},
+        )
+        progress.built = True
+        response = await client.send(outgoing, stream=True, follow_redirects=False)
+        try:
+            progress.status = response.status_code
+            return await _read(response, request.max_reply_bytes)
+        finally:
+            await response.aclose()
+
+
+async def _read(response: httpx.Response, max_bytes: int) -> Answer | BadAnswer:
+    encoding = response.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        return BadAnswer(
+            response.status_code, f"the answer has content-encoding {encoding!r}; only identity was asked for"
+        )
+    too_large = BadAnswer(response.status_code, f"the answer is larger than {max_bytes} bytes")
+    announced = response.headers.get("content-length", "")
+    if announced.isdecimal() and int(announced) > max_bytes:
+        return too_large
+    body = bytearray()
+    async for chunk in response.aiter_raw():
+        if len(body) + len(chunk) > max_bytes:
+            return too_large
+        body += chunk
+    return Answer(response.status_code, _lower(response.headers), bytes(body))
+
+
+def _lower(headers: httpx.Headers) -> Mapping[str, str]:
+    return {name.lower(): value for name, value in headers.items()}
+
+
+@dataclass(slots=True)
+class _Progress:
+    """How far one exchange got, told by httpcore's trace events.
+
+    `traceable` if the transport is known to send events, so that silence means something too. A foreign
+    transport may send none: then only the type of an exception can tell.
+    """
+
+    traceable: bool
+    built: bool = False
+    seen: bool = False
+    phase: str = "pool"
+    sending: bool = False
+    status: int | None = None
+
+    async def trace(self, event: str, info: Mapping[str, Any]) -> None:
+        """Take one event, like `connection.connect_tcp.started` or `http11.send_request_headers.started`."""
+        self.seen = True
+        if event.endswith("send_request_headers.started"):
+            self.sending = True
+        elif event.endswith("start_tls.started"):
+            self.phase = "tls"
+        elif event.startswith("connection.") and event.endswith(".started"):
+            self.phase = "connect"
+
+    @property
+    def certainly_unsent(self) -> bool:
+        """True if the events prove that not one byte of the request left."""
+        return (self.traceable or self.seen) and not self.sending
+
+    def out_of_time(self, timeout_s: float) -> DialResult:
+        """What it means that the whole exchange's time is up."""
+        if self.certainly_unsent:
+            detail = f"no connection within {timeout_s:g} s"
+            return NeverSent(self.phase, detail, local=self.phase == "pool", timed_out=True)
+        return MaybeExecuted(f"no answer within {timeout_s:g} s", timed_out=True)
+
+    def unknown(self, error: BaseException) -> DialResult:
+        """What an error means that says nothing about the request."""
+        detail = _say(error)
+        if not self.built:
+            return NeverSent("local", detail, local=True)
+        if self.status is not None:
+            return BadAnswer(self.status, f"the answer is cut off: {detail}")
+        return MaybeExecuted(detail)
+
+
+def _classify(error: Exception, progress: _Progress) -> DialResult:
+    match error:
+        case httpx.InvalidURL() | httpx.UnsupportedProtocol() | httpx.LocalProtocolError():
+            # h11 refuses a bad header while building the request, before the first byte.
+            return NeverSent("local", _say(error), local=True)
+        case httpx.PoolTimeout():
+            return NeverSent("pool", "no free connection in time", local=True, timed_out=True)
+        case httpx.ConnectTimeout() if not progress.sending:
+            return NeverSent("tls" if progress.phase == "tls" else "connect", _say(error), timed_out=True)
+        case httpx.ConnectError() if not progress.sending:
+            return NeverSent(_connect_phase(error, progress), _say(error))
+        case httpx.ProxyError() if progress.certainly_unsent:
+            return NeverSent("connect", _say(error))
+        case httpx.TimeoutException() if progress.status is None:
+            return MaybeExecuted(_say(error), timed_out=True)
+        case _:
+            return progress.unknown(error)
+
+
+def _connect_phase(error: BaseException, progress: _Progress) -> str:
+    """Tell a name that doesn't resolve and a refused handshake from a refused connection."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, socket.gaierror):
+            return "dns"
+        if isinstance(cause, ssl.SSLError):
+            return "tls"
+        cause = cause.__cause__ or cause.__context__
+    return "tls" if progress.phase == "tls" else "connect"
+
+
+def _say(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

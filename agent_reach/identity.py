@@ -1,0 +1,69 @@
+"""Who this process is and where it meets the others: arguments first, then the environment, then defaults."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from agent_reach.errors import ConfigError
+from agent_reach.model import check_agent_id, check_namespace, check_url
+
+__all__ = ["Identity", "identify"]
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The settled identity. `incarnation` is new at every start; `explicit_id` if the agent id was given."""
+
+    agent_id: str
+    explicit_id: bool
+    incarnation: str
+    name: str
+    namespace: str
+    registry: str | None
+    listen: str | None
+    advertise: str | None
+    zone: str | None
+
+
+def identify(
+    *,
+    agent_id: str | None,
+    name: str | None,
+    default_name: str,
+    namespace: str | None,
+    registry: str | None,
+    listen: str | None,
+    advertise: str | None,
+    zone: str | None,
+    environ: Mapping[str, str] | None = None,
+) -> Identity:
+    """Settle every value that was left open. Raises ConfigError naming the argument or variable at fault."""
+    env = os.environ if environ is None else environ
+
+    def given(value: str | None, variable: str) -> str | None:
+        return value if value is not None else env.get(f"AGENT_REACH_{variable}") or None
+
+    wanted_id = given(agent_id, "AGENT_ID")
+    stem = name or default_name
+    try:
+        settled_id = check_agent_id(wanted_id or f"{stem}-{secrets.token_hex(4)}")
+        settled_namespace = check_namespace(given(namespace, "NAMESPACE") or "default")
+        settled_advertise = given(advertise, "ADVERTISE")
+        if settled_advertise is not None:
+            settled_advertise = check_url(settled_advertise)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    return Identity(
+        agent_id=settled_id,
+        explicit_id=wanted_id is not None,
+        incarnation=secrets.token_hex(8),
+        name=stem if name or not wanted_id else wanted_id,
+        namespace=settled_namespace,
+        registry=given(registry, "REGISTRY"),
+        listen=given(listen, "LISTEN"),
+        advertise=settled_advertise,
+        zone=given(zone, "ZONE"),
+    )

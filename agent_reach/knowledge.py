@@ -1,0 +1,151 @@
+"""What this client knows of the others: the index, kept current by the watcher, and questions to it."""
+
+from __future__ import annotations
+
+import random
+import secrets
+from collections.abc import Callable
+
+from agent_reach.config import ReachConfig
+from agent_reach.errors import ReachError, RegistryUnavailable
+from agent_reach.events import Event
+from agent_reach.model import AgentInfo
+from agent_reach.ports import Clock, Registry
+from agent_reach.registry.hosting import Signal
+from agent_reach.registry.watching import Watcher, WatchView
+from agent_reach.routing import failures
+from agent_reach.routing.explain import Route, explain
+from agent_reach.routing.index import Change, Index, Lookup
+from agent_reach.routing.names import near_names
+from agent_reach.routing.scoring import PeakEwmaScorer
+
+__all__ = ["Knowledge"]
+
+
+class Knowledge:
+    """The index with its watcher. Used on one event loop only."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        namespace: str,
+        *,
+        config: ReachConfig,
+        clock: Clock,
+        rng: random.Random,
+        emit: Callable[[Event], None],
+    ) -> None:
+        self._registry = registry
+        self._namespace = namespace
+        self._config = config
+        self._clock = clock
+        self._rng = rng
+        self._emit = emit
+        self._changed = Signal()
+        self.index = Index(config)
+        self.scorer = PeakEwmaScorer(config.scoring)
+        self._watcher: Watcher | None = None
+
+    @property
+    def view(self) -> WatchView:
+        """How the watch stands."""
+        return WatchView() if self._watcher is None else self._watcher.view
+
+    @property
+    def stale(self) -> bool:
+        """True while the registry doesn't confirm what we know."""
+        return self.view.status != "fresh"
+
+    @property
+    def age_s(self) -> float | None:
+        """Seconds since the registry last proved what we know; None before the first proof."""
+        proof_at = self.view.proof_at
+        return None if proof_at is None else max(0.0, self._clock.now() - proof_at)
+
+    async def open(self) -> None:
+        """Begin to watch; wait for the first list only where the settings say that its failure is fatal."""
+        self._watcher = Watcher(
+            self._registry,
+            self._namespace,
+            apply=self._apply,
+            config=self._config.registry,
+            clock=self._clock,
+            rng=self._rng,
+            emit=self._emit,
+        )
+        self._watcher.start()
+        if self._config.registry.on_unavailable == "fail":
+            await self._watcher.wait_loaded(self._config.timeouts.discovery_s)
+
+    async def close(self) -> None:
+        """Stop watching, and forget what was known: nobody would keep it current."""
+        watcher, self._watcher = self._watcher, None
+        if watcher is not None:
+            await watcher.stop()
+        self.index.clear()
+
+    async def discover(self, timeout_s: float, **call: str) -> None:
+        """Wait for the first list of agents; every caller of a cold start shares it.
+
+        Raises RegistryUnavailable, Unauthorized or Forbidden, carrying the call's keywords, after `timeout_s`.
+        """
+        if self._watcher is None or self.view.status != "starting":
+            return
+        try:
+            await self._watcher.wait_loaded(min(timeout_s, self._config.timeouts.discovery_s))
+        except ReachError as error:
+            error.capability, error.request_id = call.get("capability"), call.get("request_id")
+            raise
+
+    def offered(self, capability: str, *, pinned: str | None, request_id: str) -> Lookup:
+        """Return who offers `capability`.
+
+        Raises AgentNotFound if nobody does, or not the one instance asked for; RegistryUnavailable if nothing
+        is known because the registry can't be asked.
+        """
+        found = self.index.lookup(capability)
+        if found.candidates and (pinned is None or any(c.agent_id == pinned for c in found.candidates)):
+            return found
+        call = {"capability": capability, "request_id": request_id}
+        if not found.candidates and self.view.status in ("starting", "expired"):
+            reason = f": {self.view.error}" if self.view.error else ""
+            address = self._registry.address
+            text = f"nothing is known of {capability}: the registry {address} can't be asked{reason}"
+            raise RegistryUnavailable(text, endpoints=(address,), capability=capability, request_id=request_id)
+        raise failures.not_found(
+            call,
+            namespace=self._namespace,
+            near=near_names(capability, self.index.capabilities),
+            pinned=pinned,
+            known=len(found.candidates),
+        )
+
+    async def wait_for(self, capability: str, timeout_s: float) -> tuple[AgentInfo, ...]:
+        """Return the instances of `capability` as soon as there is one; after `timeout_s` raise as `offered`."""
+        found = await self._changed.wait_for(lambda: self.agents(capability) or None, self._clock, timeout_s)
+        if found is None:
+            self.offered(capability, pinned=None, request_id=secrets.token_hex(16))
+            return self.agents(capability)
+        return found
+
+    def agents(self, capability: str | None) -> tuple[AgentInfo, ...]:
+        """The instances known now: all, or those that answer for one capability."""
+        if capability is None:
+            return tuple(instance.info for instance in self.index.instances.values())
+        return tuple(c.instance.info for c in self.index.lookup(capability).candidates)
+
+    def explain(self, capability: str) -> Route:
+        """What a call would see now."""
+        return explain(
+            capability,
+            self.index.lookup(capability),
+            config=self._config,
+            scorer=self.scorer,
+            now=self._clock.now(),
+            stale=self.stale,
+            age_s=self.age_s,
+        )
+
+    def _apply(self, change: Change) -> None:
+        self.index.apply(change, self._clock.now())
+        self._changed.fire()

@@ -1,0 +1,96 @@
+"""Events to log lines, through structlog. The application's logging set-up is respected, never changed.
+
+Where the application has configured structlog, lines go through its processors. Elsewhere they go to the
+standard loggers `agent_reach.calls`, `agent_reach.serving` and `agent_reach.registry`: readable text, with the
+fields as attributes of the record for a JSON formatter.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from typing import Any, assert_never
+
+import structlog
+
+from agent_reach.events import (
+    BreakerChanged,
+    CallEnded,
+    CallServed,
+    ContractClash,
+    Event,
+    RecordSkipped,
+    RegistrationChanged,
+    RegistryChanged,
+)
+
+__all__ = ["LogObserver"]
+
+# A library stays silent where the application set up no logging; without this, warnings would go to stderr.
+logging.getLogger("agent_reach").addHandler(logging.NullHandler())
+
+_GOOD_NEWS = {"connected", "fresh", "registered", "withdrawn", "registering"}
+
+
+class LogObserver:
+    """One line per call on each side, one per change of state. Never a payload, never a credential."""
+
+    def __init__(self) -> None:
+        self._loggers: dict[str, Any] = {}
+
+    def on_event(self, event: Event) -> None:
+        """Log the event at the level that its kind deserves; costs next to nothing if that level is off."""
+        name, level, text = _describe(event)
+        if not logging.getLogger(name).isEnabledFor(level):
+            return
+        fields = {field.name: getattr(event, field.name) for field in dataclasses.fields(event)}
+        shown = {key: _short(value) for key, value in fields.items() if value is not None and value != ""}
+        self._logger(name).log(level, text, **shown)
+
+    def _logger(self, name: str) -> Any:
+        logger = self._loggers.get(name)
+        if logger is None:
+            if structlog.is_configured():
+                logger = structlog.stdlib.get_logger(name)
+            else:
+                logger = structlog.wrap_logger(
+                    logging.getLogger(name), processors=[_to_record], wrapper_class=structlog.stdlib.BoundLogger
+                )
+            self._loggers[name] = logger
+        return logger
+
+
+def _describe(event: Event) -> tuple[str, int, str]:
+    """Return (logger, level, text)."""
+    match event:
+        case CallEnded():
+            return "agent_reach.calls", _level(event.outcome == "ok"), "call"
+        case CallServed():
+            return "agent_reach.serving", _level(event.outcome == "ok"), "served"
+        case BreakerChanged():
+            return "agent_reach.calls", _level(event.after != "open"), f"breaker {event.after}"
+        case RegistryChanged():
+            return "agent_reach.registry", _level(event.status in _GOOD_NEWS), f"registry {event.status}"
+        case RegistrationChanged():
+            return "agent_reach.registry", _level(event.status in _GOOD_NEWS), f"registration {event.status}"
+        case RecordSkipped():
+            return "agent_reach.registry", logging.WARNING, "record skipped"
+        case ContractClash():
+            return "agent_reach.registry", logging.WARNING, "contract clash"
+        case _:
+            assert_never(event)
+
+
+def _level(good: bool) -> int:
+    return logging.INFO if good else logging.WARNING
+
+
+def _short(value: Any) -> Any:
+    return round(value, 3) if isinstance(value, float) else value
+
+
+def _to_record(_logger: Any, _method: str, event: Any) -> tuple[tuple[str], dict[str, Any]]:
+    """Last structlog step: the arguments of the standard logger's method."""
+    text = event.pop("event")
+    fields = " ".join(f"{key}={value}" for key, value in event.items())
+    return (f"{text} {fields}",), {"extra": dict(event)}

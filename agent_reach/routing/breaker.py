@@ -1,0 +1,165 @@
+"""Circuit breaker of one instance.
+
+    state      event                                     next state
+    CLOSED     failures in a row, or a low success rate  OPEN       (unless the ejection cap forbids it)
+    OPEN       its time is over and a call is admitted   HALF_OPEN  (that call is the probe)
+    OPEN       a call sent in panic succeeds             CLOSED
+    HALF_OPEN  the probe succeeds                        CLOSED
+    HALF_OPEN  the probe fails                           OPEN       (twice as long)
+    HALF_OPEN  the probe ends neutrally                  HALF_OPEN  (the next call is the probe)
+
+Every state change starts a new generation; a permit of an earlier one counts for nothing when it comes back
+(sony/gobreaker), so late answers and cancelled calls never poison the statistics. The failure conditions are
+those of Finagle's FailureAccrualPolicy and Linkerd's unified policy.
+"""
+
+from __future__ import annotations
+
+import enum
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from agent_reach.config import BreakerConfig
+from agent_reach.routing.stats import SuccessWindow
+
+__all__ = ["Breaker", "BreakerPermit", "BreakerState", "Transition", "Verdict"]
+
+
+class BreakerState(enum.Enum):
+    """Where the breaker stands."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+    HALF_OPEN = "half_open"
+
+
+class Verdict(enum.Enum):
+    """What an outcome says of the instance: NEUTRAL is neither a success nor a failure of its own."""
+
+    SUCCESS = "success"
+    FAILURE = "failure"
+    NEUTRAL = "neutral"
+
+
+@dataclass(frozen=True, slots=True)
+class BreakerPermit:
+    """Leave to send one call. Every permit must come back through `Breaker.record`, exactly once."""
+
+    generation: int
+    probe: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """A state change, as data. `until`: when an open breaker admits its probe, on the caller's clock."""
+
+    before: BreakerState
+    after: BreakerState
+    reason: str
+    until: float | None = None
+
+
+class Breaker:
+    """One instance's state machine. Times are seconds on the caller's monotonic clock."""
+
+    __slots__ = ("_config", "_in_a_row", "_open_s", "_probing", "_window", "generation", "reason", "state", "until")
+
+    def __init__(self, config: BreakerConfig) -> None:
+        self._config = config
+        self._window = SuccessWindow(config.window_s)
+        self._in_a_row = 0
+        self._open_s = config.open_s
+        self._probing = False
+        self.state = BreakerState.CLOSED
+        self.generation = 0
+        self.until = 0.0
+        self.reason = ""
+
+    def available(self, now: float) -> bool:
+        """True if a call would be admitted at `now`."""
+        if self.state is BreakerState.CLOSED:
+            return True
+        if self.state is BreakerState.OPEN:
+            return now >= self.until
+        return not self._probing
+
+    def probe_due(self, now: float) -> bool:
+        """True if the next call admitted would be the probe."""
+        return self.state is not BreakerState.CLOSED and self.available(now)
+
+    def admit(self, now: float) -> tuple[BreakerPermit, Transition | None]:
+        """Admit a call; an unavailable breaker admits it too (panic), but not as its probe."""
+        if self.state is BreakerState.OPEN and now >= self.until:
+            transition = self._move(BreakerState.HALF_OPEN, "its time is over: one call probes it")
+            self._probing = True
+            return BreakerPermit(self.generation, probe=True), transition
+        if self.state is BreakerState.HALF_OPEN and not self._probing:
+            self._probing = True
+            return BreakerPermit(self.generation, probe=True), None
+        return BreakerPermit(self.generation, probe=False), None
+
+    def record(
+        self,
+        permit: BreakerPermit,
+        verdict: Verdict,
+        now: float,
+        rng: random.Random,
+        may_open: Callable[[], bool],
+    ) -> Transition | None:
+        """Take a permit back. `may_open` is asked only when the breaker is about to trip."""
+        if permit.generation != self.generation:
+            return None
+        if permit.probe:
+            self._probing = False
+        if verdict is Verdict.NEUTRAL:
+            return None
+        if self.state is BreakerState.CLOSED:
+            return self._count(verdict, now, rng, may_open)
+        if verdict is Verdict.SUCCESS:
+            return self._close()
+        if permit.probe:
+            self._open_s = min(self._open_s * 2, self._config.max_open_s)
+            return self._open("its probe failed", now, rng)
+        return None
+
+    def counts(self, now: float) -> tuple[int, int]:
+        """Return (successes, failures) of the last window."""
+        return self._window.counts(now)
+
+    def _count(
+        self, verdict: Verdict, now: float, rng: random.Random, may_open: Callable[[], bool]
+    ) -> Transition | None:
+        self._window.record(verdict is Verdict.SUCCESS, now)
+        if verdict is Verdict.SUCCESS:
+            self._in_a_row = 0
+            return None
+        self._in_a_row += 1
+        reason = self._why_trip(now)
+        return self._open(reason, now, rng) if reason and may_open() else None
+
+    def _why_trip(self, now: float) -> str:
+        if self._in_a_row >= self._config.consecutive_failures:
+            return f"{self._in_a_row} failures in a row"
+        successes, failures = self._window.counts(now)
+        total = successes + failures
+        if total >= self._config.min_calls and successes < self._config.success_rate * total:
+            return f"{failures} of {total} calls failed within {self._config.window_s:g} s"
+        return ""
+
+    def _open(self, reason: str, now: float, rng: random.Random) -> Transition:
+        # Equal jitter: half is certain, half is drawn, so that clients don't probe in step.
+        self.until = now + self._open_s / 2 + rng.random() * self._open_s / 2
+        return self._move(BreakerState.OPEN, reason)
+
+    def _close(self) -> Transition:
+        self._open_s = self._config.open_s
+        self._in_a_row = 0
+        self._window.clear()
+        return self._move(BreakerState.CLOSED, "a call succeeded")
+
+    def _move(self, after: BreakerState, reason: str) -> Transition:
+        before, self.state, self.reason = self.state, after, reason
+        self.generation += 1
+        self._probing = False
+        return Transition(before, after, reason, self.until if after is BreakerState.OPEN else None)

@@ -1,0 +1,164 @@
+"""Why a call would go where it goes: the ranking and the exclusions, as data and as text."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from agent_reach.config import ReachConfig
+from agent_reach.model import LoadReport
+from agent_reach.routing import ejection
+from agent_reach.routing.index import Lookup
+from agent_reach.routing.instance import Candidate
+from agent_reach.routing.scoring import PeakEwmaScorer, Score
+
+__all__ = ["CandidateView", "Excluded", "Explanation", "Risk", "Route", "explain"]
+
+
+class Risk(enum.Enum):
+    """How likely a call is to fail: LOW two or more usable instances and fresh knowledge; MEDIUM one, or
+    stale knowledge; HIGH none.
+    """
+
+    LOW = "low"
+    MEDIUM = "medium"
+    HIGH = "high"
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateView:
+    """A usable instance with its score, part by part."""
+
+    agent_id: str
+    url: str
+    zone: str | None
+    score: Score
+    breaker: str
+    load: LoadReport | None
+
+    def __str__(self) -> str:
+        load = f"; says {self.load.in_flight} running, {self.load.queued} queued" if self.load else ""
+        return f"{self.agent_id} at {self.url}: {self.score}; breaker {self.breaker}{load}"
+
+
+@dataclass(frozen=True, slots=True)
+class Excluded:
+    """An instance that no call is sent to now, and why; `for_s`: seconds until that ends, if known."""
+
+    agent_id: str
+    url: str
+    reason: str
+    for_s: float | None
+
+    def __str__(self) -> str:
+        until = "" if self.for_s is None else f", for {self.for_s:.1f} s more"
+        return f"{self.agent_id} at {self.url}: shut out, {self.reason}{until}"
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The candidates of a capability, cheapest first, and those excluded. `print` it.
+
+    `age_s` is how old the knowledge is, in seconds (None: nothing was ever learnt); `stale` if the registry
+    can't confirm it. `panic`: so many are shut out that health is ignored.
+    """
+
+    capability: str
+    candidates: tuple[CandidateView, ...]
+    excluded: tuple[Excluded, ...]
+    risk: Risk
+    deprecated: bool
+    panic: bool
+    stale: bool
+    age_s: float | None
+
+    def __str__(self) -> str:
+        total = len(self.candidates) + len(self.excluded)
+        age = "never confirmed" if self.age_s is None else f"{self.age_s:.1f} s old"
+        flags = [f"knowledge {age}{', stale' if self.stale else ''}", f"risk {self.risk.value}"]
+        if self.deprecated:
+            flags.append("answered by a newer version (soft alias)")
+        if self.panic:
+            flags.append("panic: health ignored")
+        lines = [f"{self.capability}: {len(self.candidates)} of {total} instances usable; {'; '.join(flags)}"]
+        lines += [f"  {rank}. {view}" for rank, view in enumerate(self.candidates, 1)]
+        lines += [f"  -  {gone}" for gone in self.excluded]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Route(Explanation):
+    """An explanation that may be given to `call`: its candidates are then tried first, in this order."""
+
+
+def explain(
+    capability: str,
+    found: Lookup,
+    *,
+    config: ReachConfig,
+    scorer: PeakEwmaScorer,
+    now: float,
+    stale: bool,
+    age_s: float | None,
+) -> Route:
+    """Rank the candidates as a call at `now` would see them. Reads only."""
+    candidates = found.candidates
+    panic = bool(candidates) and ejection.panics(candidates, now, config.ejection)
+    usable: list[CandidateView] = []
+    excluded: list[Excluded] = []
+    for candidate in candidates:
+        gone = _why_not(candidate, now, panic=panic)
+        if gone is None:
+            usable.append(_view(candidate, now, candidates, scorer))
+        else:
+            excluded.append(gone)
+    usable.sort(key=lambda view: view.score.cost)
+    return Route(
+        capability,
+        tuple(usable),
+        tuple(excluded),
+        _risk(len(usable), stale=stale, panic=panic),
+        found.deprecated,
+        panic,
+        stale,
+        age_s,
+    )
+
+
+def _view(candidate: Candidate, now: float, rivals: Sequence[Candidate], scorer: PeakEwmaScorer) -> CandidateView:
+    instance = candidate.instance
+    score = scorer.score(candidate, now, tuple(rivals))
+    return CandidateView(
+        candidate.agent_id,
+        candidate.url,
+        instance.info.zone,
+        score,
+        instance.breaker.state.value,
+        instance.load,
+    )
+
+
+def _why_not(candidate: Candidate, now: float, *, panic: bool) -> Excluded | None:
+    instance = candidate.instance
+
+    def out(reason: str, until: float | None) -> Excluded:
+        return Excluded(candidate.agent_id, candidate.url, reason, None if until is None else max(0.0, until - now))
+
+    if not panic and not instance.breaker.available(now):
+        probing = instance.breaker.until <= now
+        return out(
+            f"breaker {instance.breaker.state.value}: {instance.breaker.reason}",
+            None if probing else instance.breaker.until,
+        )
+    if instance.busy_until > now:
+        return out("it said that it is overloaded", instance.busy_until)
+    if instance.in_flight >= instance.limit:
+        return out(f"{instance.in_flight} calls of ours are in flight, its limit", None)
+    return None
+
+
+def _risk(usable: int, *, stale: bool, panic: bool) -> Risk:
+    if usable == 0:
+        return Risk.HIGH
+    return Risk.MEDIUM if usable == 1 or stale or panic else Risk.LOW

@@ -1,0 +1,172 @@
+"""How an attempt ended, and what that says of the instance and of trying again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias, assert_never
+
+from agent_reach.model import ErrorInfo, LoadReport, ReplyEnvelope
+from agent_reach.routing.breaker import Verdict
+
+__all__ = [
+    "Cancelled",
+    "LostAnswer",
+    "Outcome",
+    "Rejected",
+    "Succeeded",
+    "Unreadable",
+    "Unsent",
+    "brief",
+    "executed",
+    "label",
+    "verdict",
+    "worth_retrying",
+]
+
+# A caller that gave an instance less than this (or than the capability's own time, if that is shorter) and
+# ran out of time learnt nothing of the instance.
+_FAIR_WAIT_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Succeeded:
+    """The handler answered."""
+
+    reply: ReplyEnvelope
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """The peer answered with an error. `enveloped` False: the answer isn't of reach/1, so all of it is a guess."""
+
+    status: int
+    error: ErrorInfo
+    state: str = "accepting"
+    load: LoadReport | None = None
+    enveloped: bool = True
+
+    @property
+    def retry_after_s(self) -> float | None:
+        """Seconds until the instance wants to be asked again, if it said so."""
+        return None if self.error.retry_after_ms is None else self.error.retry_after_ms / 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Unsent:
+    """Nothing reached the peer. `local`: this process is at fault, not the peer."""
+
+    phase: str
+    detail: str
+    local: bool = False
+    timed_out: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LostAnswer:
+    """Sent, and no answer came: it may have been executed."""
+
+    detail: str
+    timed_out: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """An answer came that isn't one of reach/1, or is too large."""
+
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """The caller gave up."""
+
+
+Outcome: TypeAlias = Succeeded | Rejected | Unsent | LostAnswer | Unreadable | Cancelled
+
+
+def label(outcome: Outcome) -> tuple[str, str]:
+    """Return the outcome's name and detail for people, as in `Attempt`."""
+    match outcome:
+        case Succeeded():
+            return "ok", ""
+        case Rejected():
+            return "rejected", f"{outcome.status} {outcome.error.type}: {outcome.error.message}"
+        case Unsent():
+            return "never_sent", f"{outcome.phase}: {outcome.detail}"
+        case LostAnswer():
+            return "maybe_executed", outcome.detail
+        case Unreadable():
+            return "unreadable", outcome.detail
+        case Cancelled():
+            return "cancelled", ""
+        case _:
+            assert_never(outcome)
+
+
+def brief(outcome: Outcome) -> str:
+    """The outcome for a log: never a peer's own words, which may repeat the payload."""
+    if isinstance(outcome, Rejected):
+        return f"{outcome.status} {outcome.error.type[:100]}"
+    return label(outcome)[1][:300]
+
+
+def executed(outcome: Outcome) -> bool:
+    """False only if it is certain that nothing ran."""
+    match outcome:
+        case Unsent():
+            return False
+        case Rejected():
+            return outcome.error.executed
+        case Succeeded() | LostAnswer() | Unreadable() | Cancelled():
+            return True
+        case _:
+            assert_never(outcome)
+
+
+def worth_retrying(outcome: Outcome, *, idempotent: bool) -> bool:
+    """True if another attempt may succeed and can do no harm.
+
+    What ran, or may have run, is repeated only for an idempotent capability.
+    """
+    match outcome:
+        case Succeeded() | Cancelled():
+            return False
+        case Unsent():
+            return True
+        case Rejected():
+            return outcome.error.retryable and (idempotent or not outcome.error.executed)
+        case LostAnswer() | Unreadable():
+            return idempotent
+        case _:
+            assert_never(outcome)
+
+
+def verdict(outcome: Outcome, *, waited_s: float, attempt_s: float) -> Verdict:
+    """Say whose fault it was. `waited_s` is how long we waited, `attempt_s` the capability's own time, in seconds.
+
+    Neutral: cancellation, what the caller did wrong (4xx), faults of this process, "I am full", "I am leaving".
+    """
+    match outcome:
+        case Succeeded():
+            return Verdict.SUCCESS
+        case Cancelled():
+            return Verdict.NEUTRAL
+        case Unsent():
+            return Verdict.NEUTRAL if outcome.local else Verdict.FAILURE
+        case LostAnswer():
+            unfair = outcome.timed_out and waited_s < min(_FAIR_WAIT_S, attempt_s)
+            return Verdict.NEUTRAL if unfair else Verdict.FAILURE
+        case Rejected():
+            return _verdict_of_rejection(outcome, waited_s, attempt_s)
+        case Unreadable():
+            return Verdict.FAILURE
+        case _:
+            assert_never(outcome)
+
+
+def _verdict_of_rejection(outcome: Rejected, waited_s: float, attempt_s: float) -> Verdict:
+    if outcome.status < 500 or not outcome.error.executed:
+        return Verdict.NEUTRAL
+    if outcome.error.type == "DeadlineExceeded" and waited_s < min(_FAIR_WAIT_S, attempt_s):
+        return Verdict.NEUTRAL
+    return Verdict.FAILURE

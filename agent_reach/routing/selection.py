@@ -1,0 +1,56 @@
+"""Power of two choices (Mitzenmacher 2001; finagle `P2CPick.scala`): draw two, send to the better.
+
+The cost of a pick doesn't grow with the number of candidates, unless nearly none of them can be used.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+from agent_reach.routing.instance import Candidate
+from agent_reach.routing.scoring import PeakEwmaScorer
+
+__all__ = ["pick"]
+
+# With half of the candidates unusable, five draws of two all miss in 1 of 1,000 picks; then all are looked at.
+_DRAWS = 5
+
+
+def pick(
+    candidates: Sequence[Candidate],
+    usable: Callable[[Candidate], bool],
+    scorer: PeakEwmaScorer,
+    now: float,
+    rng: random.Random,
+) -> Candidate | None:
+    """Return the cheaper of two usable candidates drawn at random; None if none is usable."""
+    count = len(candidates)
+    if count < 2:
+        return candidates[0] if count and usable(candidates[0]) else None
+    for _ in range(_DRAWS):
+        first = int(rng.random() * count)
+        second = int(rng.random() * (count - 1))
+        if second >= first:
+            second += 1
+        one, other = candidates[first], candidates[second]
+        one_usable, other_usable = usable(one), usable(other)
+        if one_usable and other_usable:
+            return _cheaper(one, other, scorer, now)
+        if one_usable or other_usable:
+            return one if one_usable else other
+    left = [candidate for candidate in candidates if usable(candidate)]
+    if not left:
+        return None
+    one = left[int(rng.random() * len(left))]
+    return _cheaper(one, left[int(rng.random() * len(left))], scorer, now)
+
+
+def _cheaper(one: Candidate, other: Candidate, scorer: PeakEwmaScorer, now: float) -> Candidate:
+    """The better of two; one whose breaker waits for its probe comes first, or it would never be heard of again:
+    its failures made it look slow for longer than it is shut out.
+    """
+    if one.instance.breaker.probe_due(now) != other.instance.breaker.probe_due(now):
+        return one if one.instance.breaker.probe_due(now) else other
+    pair = (one, other)
+    return one if scorer.score(one, now, pair).cost <= scorer.score(other, now, pair).cost else other

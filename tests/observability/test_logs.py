@@ -1,0 +1,91 @@
+"""One line per event, through whatever logging the application has set up."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import structlog
+from structlog.testing import capture_logs
+
+from agent_reach.events import BreakerChanged, CallEnded, CallServed, Event, RegistryChanged
+from agent_reach.observability.logs import LogObserver
+
+CALL = {
+    "request_id": "r1",
+    "trace_id": "t1",
+    "from_agent": "chat-1",
+    "target_capability": "x.y.v1",
+    "agent_id": "kb-1",
+    "attempt": 2,
+    "elapsed_ms": 12.3456,
+}
+
+
+def test_a_call_is_one_readable_line_with_its_fields_on_the_record(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    LogObserver().on_event(CallEnded(**CALL, outcome="ok"))
+    (record,) = caplog.records
+    assert record.name == "agent_reach.calls"
+    assert record.getMessage().startswith(
+        "call request_id=r1 trace_id=t1 from_agent=chat-1 target_capability=x.y.v1"
+    )
+    assert "elapsed_ms=12.346 outcome=ok" in record.getMessage()
+    assert record.__dict__["agent_id"] == "kb-1"
+
+
+@pytest.mark.parametrize(
+    ("event", "level"),
+    [
+        (CallEnded(**CALL, outcome="ok"), logging.INFO),
+        (CallEnded(**CALL, outcome="RemoteError"), logging.WARNING),
+        (CallServed(**CALL, outcome="ok"), logging.INFO),
+        (RegistryChanged(address="etcd://h:1", status="lost"), logging.WARNING),
+        (RegistryChanged(address="etcd://h:1", status="connected"), logging.INFO),
+        (
+            BreakerChanged(agent_id="a", capability="x.y.v1", before="closed", after="open", reason="r"),
+            logging.WARNING,
+        ),
+        (
+            BreakerChanged(agent_id="a", capability="x.y.v1", before="open", after="closed", reason="r"),
+            logging.INFO,
+        ),
+    ],
+)
+def test_trouble_is_a_warning_and_the_rest_is_information(
+    event: Event, level: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    LogObserver().on_event(event)
+    assert [record.levelno for record in caplog.records] == [level]
+
+
+def test_the_applications_level_is_respected(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    LogObserver().on_event(CallEnded(**CALL, outcome="ok"))
+    assert not caplog.records
+
+
+def test_nothing_is_printed_where_the_application_set_up_no_logging(capsys: pytest.CaptureFixture[str]) -> None:
+    """structlog's own default prints everything to stdout; a library must not."""
+    root = logging.getLogger()
+    handlers, root.handlers = root.handlers, []
+    try:
+        LogObserver().on_event(CallEnded(**CALL, outcome="RemoteError"))
+    finally:
+        root.handlers = handlers
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "")
+
+
+def test_an_application_that_configured_structlog_gets_events_through_its_processors() -> None:
+    structlog.configure(wrapper_class=structlog.stdlib.BoundLogger)
+    logging.getLogger("agent_reach.calls").setLevel(logging.INFO)
+    try:
+        with capture_logs() as lines:
+            LogObserver().on_event(CallEnded(**CALL, outcome="ok"))
+    finally:
+        structlog.reset_defaults()
+        logging.getLogger("agent_reach.calls").setLevel(logging.NOTSET)
+    assert lines[0]["event"] == "call"
+    assert lines[0]["request_id"] == "r1"

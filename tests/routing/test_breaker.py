@@ -1,0 +1,168 @@
+"""The breaker's state machine, rule by rule, then against anything hypothesis can think of."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent_reach.config import BreakerConfig
+from agent_reach.routing.breaker import Breaker, BreakerPermit, BreakerState, Verdict
+
+RNG = random.Random(1)
+CONFIG = BreakerConfig()
+
+
+def yes() -> bool:
+    return True
+
+
+def no() -> bool:
+    return False
+
+
+def feed(breaker: Breaker, verdict: Verdict, now: float, times: int = 1) -> None:
+    for _ in range(times):
+        permit, _ = breaker.admit(now)
+        breaker.record(permit, verdict, now, RNG, yes)
+
+
+def opened(now: float = 0.0) -> Breaker:
+    breaker = Breaker(CONFIG)
+    feed(breaker, Verdict.FAILURE, now, CONFIG.consecutive_failures)
+    assert breaker.state is BreakerState.OPEN
+    return breaker
+
+
+def test_five_failures_in_a_row_open_it_for_15_to_30_s() -> None:
+    breaker = opened()
+    assert 15.0 <= breaker.until <= 30.0
+    assert not breaker.available(breaker.until - 0.001)
+    assert breaker.available(breaker.until)
+
+
+def test_four_failures_and_a_success_leave_it_closed() -> None:
+    breaker = Breaker(CONFIG)
+    for _ in range(3):
+        feed(breaker, Verdict.SUCCESS, 0.0, 20)
+        feed(breaker, Verdict.FAILURE, 0.0, 4)
+        feed(breaker, Verdict.SUCCESS, 0.0)
+    assert breaker.state is BreakerState.CLOSED
+
+
+def test_a_success_rate_below_80_percent_of_ten_opens_it() -> None:
+    breaker = Breaker(CONFIG)
+    for _ in range(3):
+        feed(breaker, Verdict.SUCCESS, 0.0, 2)
+        feed(breaker, Verdict.FAILURE, 0.0)
+    assert breaker.state is BreakerState.CLOSED
+    feed(breaker, Verdict.FAILURE, 0.0)
+    assert breaker.state is BreakerState.OPEN
+
+
+def test_neutral_outcomes_never_open_it_and_never_heal_it() -> None:
+    breaker = Breaker(CONFIG)
+    feed(breaker, Verdict.FAILURE, 0.0, 4)
+    feed(breaker, Verdict.NEUTRAL, 0.0, 100)
+    assert breaker.state is BreakerState.CLOSED
+    feed(breaker, Verdict.FAILURE, 0.0)
+    assert breaker.state is BreakerState.OPEN
+
+
+def test_one_probe_at_a_time_then_closed_again() -> None:
+    breaker = opened()
+    now = breaker.until
+    probe, transition = breaker.admit(now)
+    assert probe.probe
+    assert transition is not None
+    assert transition.after is BreakerState.HALF_OPEN
+    assert not breaker.available(now)
+    closing = breaker.record(probe, Verdict.SUCCESS, now, RNG, yes)
+    assert closing is not None
+    assert closing.after is BreakerState.CLOSED
+    feed(breaker, Verdict.FAILURE, now, 4)
+    assert breaker.state is BreakerState.CLOSED
+    feed(breaker, Verdict.FAILURE, now)
+    assert breaker.state is BreakerState.OPEN
+
+
+def test_a_failed_probe_doubles_the_time_up_to_the_cap() -> None:
+    breaker = opened()
+    lengths = []
+    for _ in range(6):
+        now = breaker.until
+        probe, _ = breaker.admit(now)
+        breaker.record(probe, Verdict.FAILURE, now, RNG, yes)
+        lengths.append(breaker.until - now)
+    assert 30.0 <= lengths[0] <= 60.0
+    assert 60.0 <= lengths[1] <= 120.0
+    assert all(150.0 <= length <= 300.0 for length in lengths[-2:])
+
+
+def test_a_cancelled_probe_gives_its_place_to_the_next_call() -> None:
+    breaker = opened()
+    probe, _ = breaker.admit(breaker.until)
+    breaker.record(probe, Verdict.NEUTRAL, breaker.until, RNG, yes)
+    assert breaker.available(breaker.until)
+
+
+def test_answers_from_before_it_opened_count_for_nothing() -> None:
+    breaker = Breaker(CONFIG)
+    old, _ = breaker.admit(0.0)
+    feed(breaker, Verdict.FAILURE, 0.0, 5)
+    until = breaker.until
+    assert breaker.record(old, Verdict.SUCCESS, 1.0, RNG, yes) is None
+    assert (breaker.state, breaker.until) == (BreakerState.OPEN, until)
+
+
+def test_a_call_sent_in_panic_that_succeeds_closes_it() -> None:
+    breaker = opened()
+    permit, transition = breaker.admit(1.0)
+    assert (permit.probe, transition) == (False, None)
+    breaker.record(permit, Verdict.SUCCESS, 1.0, RNG, yes)
+    assert breaker.state is BreakerState.CLOSED
+
+
+def test_where_the_cap_forbids_it_stays_closed_and_opens_as_soon_as_it_may() -> None:
+    breaker = Breaker(CONFIG)
+    for _ in range(20):
+        permit, _ = breaker.admit(0.0)
+        breaker.record(permit, Verdict.FAILURE, 0.0, RNG, no)
+    assert breaker.state is BreakerState.CLOSED
+    feed(breaker, Verdict.FAILURE, 0.0)
+    assert breaker.state is BreakerState.OPEN
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("admit"), st.floats(0, 40)),
+        st.tuples(st.sampled_from(list(Verdict)), st.integers(0, 5)),
+    ),
+    max_size=200,
+)
+
+
+@given(STEPS, st.randoms(use_true_random=False), st.booleans())
+def test_it_is_never_stuck_whatever_happens(
+    steps: list[tuple[object, float]], rng: random.Random, cap: bool
+) -> None:
+    """At most one probe is out; and from any state, time and good answers close it."""
+    breaker, now, out = Breaker(CONFIG), 0.0, []
+    for what, value in steps:
+        if what == "admit":
+            now += value
+            if breaker.available(now):
+                out.append(breaker.admit(now)[0])
+        elif out:
+            permit: BreakerPermit = out.pop(int(value) % len(out))
+            breaker.record(permit, what, now, rng, lambda: cap)
+        probes = [p for p in out if p.probe and p.generation == breaker.generation]
+        assert len(probes) <= 1
+    for permit in out:
+        breaker.record(permit, Verdict.NEUTRAL, now, rng, yes)
+    now = max(now, breaker.until)
+    assert breaker.available(now)
+    permit, _ = breaker.admit(now)
+    breaker.record(permit, Verdict.SUCCESS, now, rng, yes)
+    assert breaker.state is BreakerState.CLOSED

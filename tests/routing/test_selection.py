@@ -1,0 +1,126 @@
+"""Scores and picks."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from agent_reach.routing import ejection
+from agent_reach.routing.breaker import Verdict
+from agent_reach.routing.instance import Candidate
+from agent_reach.routing.selection import pick
+from tests.routing.world import CAPABILITY, World, agent
+
+
+def anyone(_candidate: Candidate) -> bool:
+    return True
+
+
+def candidates(world: World) -> tuple[Candidate, ...]:
+    return world.index.lookup(CAPABILITY).candidates
+
+
+def share(world: World, agent_id: str, now: float = 100.0, picks: int = 2000) -> float:
+    chosen = Counter(pick(candidates(world), anyone, world.scorer, now, world.rng).agent_id for _ in range(picks))
+    return chosen[agent_id] / picks
+
+
+def test_cost_is_latency_times_calls_in_flight_over_weight() -> None:
+    world = World(agent("a", weight=2.0))
+    (candidate,) = candidates(world)
+    candidate.latency.observe(0.4, 100.0)
+    candidate.instance.in_flight = 2
+    score = world.scorer.score(candidate, 100.0)
+    assert score.cost == pytest.approx(0.4 * 3 / 2)
+    assert "latency 400.0 ms x (2 in flight + 1) / (weight 2 x warm 1.00)" in str(score)
+
+
+def test_a_new_instance_warms_up_over_ten_seconds() -> None:
+    world = World(agent("a"))
+    (candidate,) = candidates(world)
+    assert world.scorer.score(candidate, 0.0).warm == 0.1
+    assert world.scorer.score(candidate, 5.0).warm == 0.5
+    assert world.scorer.score(candidate, 10.0).warm == 1.0
+
+
+def test_an_instance_without_history_is_taken_for_as_fast_as_its_rival() -> None:
+    world = World(agent("a"), agent("b"))
+    known, unknown = candidates(world)
+    known.latency.observe(3.0, 100.0)
+    assert world.scorer.score(unknown, 100.0, (known, unknown)).latency_s == 3.0
+    assert not world.scorer.score(unknown, 100.0).known
+
+
+def test_a_slow_instance_of_three_gets_little_and_an_instance_of_double_weight_more() -> None:
+    world = World(agent("slow"), agent("b"), agent("c"))
+    for candidate, latency in zip(candidates(world), (5.0, 0.1, 0.1), strict=True):
+        candidate.latency.observe(latency, 100.0)
+    assert share(world, "slow") == 0.0
+
+
+def test_equal_instances_share_equally() -> None:
+    world = World(*(agent(f"a{n}") for n in range(4)))
+    picks = Counter()
+    for _ in range(4000):
+        chosen = pick(candidates(world), anyone, world.scorer, 100.0, world.rng)
+        picks[chosen.agent_id] += 1
+        chosen.latency.observe(0.1, 100.0)
+    assert all(0.15 < picks[f"a{n}"] / 4000 < 0.35 for n in range(4))
+
+
+def test_a_pick_looks_at_few_candidates_however_many_there_are() -> None:
+    world = World(*(agent(f"a{n}") for n in range(2000)))
+    asked = 0
+
+    def counting(_candidate: Candidate) -> bool:
+        nonlocal asked
+        asked += 1
+        return True
+
+    pick(candidates(world), counting, world.scorer, 0.0, world.rng)
+    assert asked == 2
+
+
+def test_the_only_usable_one_of_many_is_found() -> None:
+    world = World(*(agent(f"a{n}") for n in range(200)))
+    found = pick(candidates(world), lambda c: c.agent_id == "a77", world.scorer, 0.0, world.rng)
+    assert found is not None
+    assert found.agent_id == "a77"
+    assert pick(candidates(world), lambda c: False, world.scorer, 0.0, world.rng) is None
+    assert pick((), anyone, world.scorer, 0.0, world.rng) is None
+
+
+def shut_out(world: World, *agent_ids: str) -> None:
+    for agent_id in agent_ids:
+        breaker = world.index.instances[agent_id].breaker
+        for _ in range(5):
+            permit, _ = breaker.admit(0.0)
+            breaker.record(permit, Verdict.FAILURE, 0.0, world.rng, lambda: True)
+
+
+def test_an_instance_whose_breaker_waits_for_its_probe_wins_its_draw() -> None:
+    world = World(agent("a"), agent("b"))
+    for candidate in candidates(world):
+        candidate.latency.observe(0.01 if candidate.agent_id == "a" else 9.0, 0.0)
+    shut_out(world, "b")
+    chosen = pick(candidates(world), anyone, world.scorer, 31.0, world.rng)
+    assert chosen.agent_id == "b"
+
+
+@pytest.mark.parametrize(
+    ("count", "already_out", "allowed"),
+    [(1, 0, False), (2, 0, True), (2, 1, False), (3, 0, True), (3, 1, False), (4, 1, True), (4, 2, False)],
+)
+def test_at_most_half_may_be_shut_out_and_never_the_last(count: int, already_out: int, allowed: bool) -> None:
+    world = World(*(agent(f"a{n}") for n in range(count)))
+    shut_out(world, *(f"a{n}" for n in range(already_out)))
+    last = world.index.instances[f"a{count - 1}"]
+    assert ejection.may_shut_out(last, candidates(world), 1.0, world.config.ejection) is allowed
+
+
+@pytest.mark.parametrize(("count", "out", "panic"), [(2, 1, False), (4, 2, False), (4, 3, True), (3, 2, True)])
+def test_below_half_available_health_is_ignored(count: int, out: int, panic: bool) -> None:
+    world = World(*(agent(f"a{n}") for n in range(count)))
+    shut_out(world, *(f"a{n}" for n in range(out)))
+    assert ejection.panics(candidates(world), 1.0, world.config.ejection) is panic
