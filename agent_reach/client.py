@@ -99,7 +99,8 @@ class ReachClient:
             )
         self._config = config or ReachConfig()
         self._registry = open_registry(wanted, self._config.registry, clock)
-        self._owns_registry = isinstance(wanted, str)
+        # Ours to close, and to open anew if this client is entered again.
+        self._registry_url = wanted if isinstance(wanted, str) else None
         self._clock = clock or _clock_of(self._registry)
         self._rng = rng or random.Random()
         self._observers: tuple[Observer, ...] = (LogObserver(), *observers)
@@ -107,7 +108,6 @@ class ReachClient:
         self._dialer: Dialer = dialer or HttpxDialer()
         self._owns_dialer = dialer is None
         self._knowledge = Knowledge(
-            self._registry,
             self.namespace,
             config=self._config,
             clock=self._clock,
@@ -127,7 +127,6 @@ class ReachClient:
         self._served = ServedAgent(
             self._identity,
             specs,
-            registry=self._registry,
             knowledge=self._knowledge,
             dialer_for=self._dialer_for,
             config=self._config,
@@ -135,7 +134,7 @@ class ReachClient:
             rng=self._rng,
             emit=self._emit,
         )
-        self._open = False
+        self._open = self._was_closed = False
 
     def __repr__(self) -> str:
         what = f"{len(self._knowledge.index)} instances known" if self._open else "closed"
@@ -157,9 +156,11 @@ class ReachClient:
         if self._open:
             raise ClientNotOpen(f"{self.agent_id} is open already: enter a client once, or make a second one")
         self._open = True
+        if self._was_closed and self._registry_url is not None:
+            self._registry = open_registry(self._registry_url, self._config.registry, self._clock)
         try:
-            await self._knowledge.open()
-            await self._served.open()
+            await self._knowledge.open(self._registry)
+            await self._served.open(self._registry)
         except BaseException:
             await self.aclose()
             raise
@@ -174,12 +175,12 @@ class ReachClient:
         """Withdraw, stop watching, close connections. Safe to call twice."""
         if not self._open:
             return
-        self._open = False
+        self._open, self._was_closed = False, True
         await self._served.close()
         await self._knowledge.close()
         if self._owns_dialer:
             await self._dialer.aclose()
-        if self._owns_registry:
+        if self._registry_url is not None:
             self._registry.close()
 
     def asgi(self) -> ReachApp:

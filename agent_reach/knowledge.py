@@ -27,7 +27,6 @@ class Knowledge:
 
     def __init__(
         self,
-        registry: Registry,
         namespace: str,
         *,
         config: ReachConfig,
@@ -35,7 +34,7 @@ class Knowledge:
         rng: random.Random,
         emit: Callable[[Event], None],
     ) -> None:
-        self._registry = registry
+        self._address = ""
         self._namespace = namespace
         self._config = config
         self._clock = clock
@@ -62,10 +61,11 @@ class Knowledge:
         proof_at = self.view.proof_at
         return None if proof_at is None else max(0.0, self._clock.now() - proof_at)
 
-    async def open(self) -> None:
+    async def open(self, registry: Registry) -> None:
         """Begin to watch; wait for the first list only where the settings say that its failure is fatal."""
+        self._address = registry.address
         self._watcher = Watcher(
-            self._registry,
+            registry,
             self._namespace,
             apply=self._apply,
             config=self._config.registry,
@@ -106,12 +106,11 @@ class Knowledge:
         found = self.index.lookup(capability)
         if found.candidates and (pinned is None or any(c.agent_id == pinned for c in found.candidates)):
             return found
-        call = {"capability": capability, "request_id": request_id}
+        call: failures.Call = {"capability": capability, "request_id": request_id}
         if not found.candidates and self.view.status in ("starting", "expired"):
             reason = f": {self.view.error}" if self.view.error else ""
-            address = self._registry.address
-            text = f"nothing is known of {capability}: the registry {address} can't be asked{reason}"
-            raise RegistryUnavailable(text, endpoints=(address,), capability=capability, request_id=request_id)
+            text = f"nothing is known of {capability}: the registry {self._address} can't be asked{reason}"
+            raise RegistryUnavailable(text, endpoints=(self._address,), **call)
         raise failures.not_found(
             call,
             namespace=self._namespace,

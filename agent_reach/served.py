@@ -11,7 +11,7 @@ from typing import Any
 from agent_reach import codec
 from agent_reach.addresses import advertised_url, loopback_url
 from agent_reach.config import ReachConfig
-from agent_reach.errors import AgentIdInUse, ConfigError, ReachError, SchemaConflict
+from agent_reach.errors import AgentIdInUse, ClientNotOpen, ConfigError, ReachError, SchemaConflict
 from agent_reach.events import ContractClash, Event, RegistrationChanged
 from agent_reach.handlers import HandlerSpec
 from agent_reach.identity import Identity
@@ -44,7 +44,6 @@ class ServedAgent:
         identity: Identity,
         specs: tuple[HandlerSpec, ...],
         *,
-        registry: Registry,
         knowledge: Knowledge,
         dialer_for: Callable[[str], Dialer],
         config: ReachConfig,
@@ -54,7 +53,7 @@ class ServedAgent:
     ) -> None:
         self._identity = identity
         self._specs = specs
-        self._registry = registry
+        self._registry: Registry | None = None
         self._knowledge = knowledge
         self._dialer_for = dialer_for
         self._config = config
@@ -64,7 +63,6 @@ class ServedAgent:
         self._app: ReachApp | None = None
         self._announcer: Announcer | None = None
         self._announcing: asyncio.Task[None] | None = None
-        self._open = False
         self._is_mounted = False
         self._refusal: RegistrationState | None = None
         self.draining = False
@@ -76,9 +74,9 @@ class ServedAgent:
             return self._refusal
         return RegistrationState() if self._announcer is None else self._announcer.state
 
-    async def open(self) -> None:
+    async def open(self, registry: Registry) -> None:
         """Serve in this process at once where that needs no socket: on a memory registry, or mounted."""
-        self._open = True
+        self._registry = registry
         self._refusal = None
         self.draining = False
         if not self._specs:
@@ -86,11 +84,11 @@ class ServedAgent:
         if self._is_mounted:
             self._start_mounted()
         elif self._identity.listen is None:
-            await self._open_local()
+            await self._open_local(registry)
 
     async def close(self) -> None:
         """Withdraw from the registry and stop the app. Running calls are cut: `serve_forever` drains before."""
-        self._open = False
+        registry, self._registry = self._registry, None
         if self._announcing is not None:
             self._announcing.cancel()
             await asyncio.gather(self._announcing, return_exceptions=True)
@@ -98,8 +96,8 @@ class ServedAgent:
         await self._withdraw()
         if self._app is not None:
             await self._app.stop()
-            if isinstance(self._registry, MemoryRegistry) and self._registry.apps.get(self._local_url) is self._app:
-                del self._registry.apps[self._local_url]
+            if isinstance(registry, MemoryRegistry) and registry.apps.get(self._local_url) is self._app:
+                del registry.apps[self._local_url]
             if not self._is_mounted:
                 self._app = None
 
@@ -115,7 +113,7 @@ class ServedAgent:
             )
 
         async def startup() -> None:
-            if not self._open:
+            if self._registry is None:
                 await enter()
 
         async def shutdown() -> None:
@@ -124,7 +122,7 @@ class ServedAgent:
         self._is_mounted = True
         if self._app is None:
             self._app = self._new_app(on_lifespan=(startup, shutdown))
-        if self._open:
+        if self._registry is not None:
             self._start_mounted()
         return self._app
 
@@ -151,8 +149,8 @@ class ServedAgent:
     def _local_url(self) -> str:
         return f"local://{self._identity.agent_id}.{self._identity.namespace}"
 
-    async def _open_local(self) -> None:
-        registry, agent_id = self._registry, self._identity.agent_id
+    async def _open_local(self, registry: Registry) -> None:
+        agent_id = self._identity.agent_id
         if not isinstance(registry, MemoryRegistry):
             if self._identity.advertise is None:
                 raise ConfigError(
@@ -194,7 +192,7 @@ class ServedAgent:
         stop, hurry = asyncio.Event(), asyncio.Event()
         try:
             url = self._identity.advertise or advertised_url(
-                server.host, server.port, registry_address=self._registry.address
+                server.host, server.port, registry_address=self._require_registry().address
             )
             with stop_signals(stop, hurry):
                 await self._serve_until(stop, url, loopback_url(server.host, server.port))
@@ -272,6 +270,11 @@ class ServedAgent:
 
     # --- parts ---------------------------------------------------------------------------------------------
 
+    def _require_registry(self) -> Registry:
+        if self._registry is None:
+            raise ClientNotOpen(f"ReachClient {self._identity.agent_id} was closed while it was starting to serve")
+        return self._registry
+
     def _require_handlers(self) -> None:
         if not self._specs:
             raise ConfigError("there is nothing to serve: pass handlers=[...] to ReachClient")
@@ -294,7 +297,7 @@ class ServedAgent:
     def _new_announcer(self, endpoint: Endpoint) -> Announcer:
         record = self._record(endpoint)
         self._announcer = Announcer(
-            self._registry,
+            self._require_registry(),
             lambda: record,
             config=self._config.registry,
             clock=self._clock,

@@ -25,8 +25,9 @@ def test_an_address_that_peers_can_dial_is_taken(url: str) -> None:
     ["http://0.0.0.0:9101", "http://[::]:9101", "http://0:9101", "http://169.254.169.254/latest", "http://2852039166/",
      "http://0xa9fea9fe/", "http://169.254.43518/", "http://[::ffff:169.254.169.254]/", "http://[fe80::1]:1",
      "http://224.0.0.1:1", "file:///etc/passwd", "ftp://host", "http://user:secret@evil:1", "http://user@evil",
-     "http://host/../admin", "http://host/%2e%2e/admin", "http://host/?token=x", "http://host/#x", "http://", "host:1",
-     "http://::1:9101", "http://host:99999", "http://host:0", "http://ho st", "http://hö.de", "http://host\n", ""],
+     "http://host/../admin", "http://host/%2e%2e/admin", "http://host/?token=x", "http://host/#x", "http://",
+     "host:1", "http://::1:9101", "http://host:99999", "http://host:0", "http://ho st", "http://hö.de",
+     "http://host\n", ""],
 )  # fmt: skip
 def test_an_address_that_could_lead_astray_is_refused(url: str) -> None:
     """R11, Z01."""
@@ -67,7 +68,8 @@ def test_unknown_fields_are_tolerated() -> None:
     "body",
     [b"", b"nonsense", b"\xff", b"[]", record(schema=2), record(weight=0), record(weight=-1), record(weight="x"),
      record(weight=float("nan")), record(capabilities=[{"name": 7}]), record(endpoint={"url": "http://0.0.0.0:1"}),
-     record(agent_id="../x"), record(incarnation=""), record(metadata={"a": {"b": 1}}), b" " * (MAX_RECORD_BYTES + 1)],
+     record(agent_id="../x"), record(incarnation=""), record(metadata={"a": {"b": 1}}),
+     b" " * (MAX_RECORD_BYTES + 1)],
 )  # fmt: skip
 def test_a_bad_record_is_refused_with_the_reason(body: bytes) -> None:
     """R11."""

@@ -11,8 +11,6 @@ import dataclasses
 import logging
 from typing import Any, assert_never
 
-import structlog
-
 from agent_reach.events import (
     BreakerChanged,
     CallEnded,
@@ -50,6 +48,9 @@ class LogObserver:
     def _logger(self, name: str) -> Any:
         logger = self._loggers.get(name)
         if logger is None:
+            # 25 ms to import, and many a process never logs a line at its level.
+            import structlog
+
             if structlog.is_configured():
                 logger = structlog.stdlib.get_logger(name)
             else:

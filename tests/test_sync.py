@@ -1,0 +1,105 @@
+"""`SyncReachClient`: the same promises without `await`."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from agent_reach import (
+    AgentNotFound,
+    CallContext,
+    ClientNotOpen,
+    MemoryRegistry,
+    ReachClient,
+    ReachError,
+    SyncReachClient,
+    register_agent,
+)
+from tests.routing.world import CAPABILITY
+
+
+@register_agent(CAPABILITY, idempotent=True)
+def retrieve(query: str) -> str:
+    """Find an article, in a thread."""
+    return f"{query} on {threading.current_thread().name}"
+
+
+def test_it_does_what_the_async_client_does() -> None:
+    with SyncReachClient("kb-1", handlers=[retrieve], registry=MemoryRegistry()) as reach:
+        reply = reach.call(CAPABILITY, {"query": "x"}, response_model=str)
+        assert reply.data.startswith("x on reach-")
+        assert [info.agent_id for info in reach.wait_for(CAPABILITY, timeout=1)] == ["kb-1"]
+        assert reach.agents() == reach.agents(CAPABILITY)
+        assert reach.resolve(CAPABILITY).candidates[0].agent_id == "kb-1"
+        assert "kb-1" in str(reach.explain(CAPABILITY))
+        assert reach.state.registered
+        assert reach.agent_id == "kb-1"
+        with pytest.raises(AgentNotFound):
+            reach.call("other.thing.v1")
+
+
+def test_outside_with_it_says_what_to_write_and_it_ends_its_thread() -> None:
+    reach = SyncReachClient(registry=MemoryRegistry())
+    with pytest.raises(ClientNotOpen, match="with SyncReachClient"):
+        reach.call(CAPABILITY)
+    before = threading.active_count()
+    with reach:
+        assert threading.active_count() == before + 1
+    assert threading.active_count() == before
+    reach.close()
+    with pytest.raises(ClientNotOpen):
+        _ = reach.state
+
+
+def test_many_threads_may_call_at_once() -> None:
+    with (
+        SyncReachClient(handlers=[retrieve], registry=MemoryRegistry()) as reach,
+        ThreadPoolExecutor(16) as pool,
+    ):
+        replies = list(pool.map(lambda n: reach.call(CAPABILITY, {"query": f"q{n}"}).data, range(100)))
+    assert [text.split()[0] for text in replies] == [f"q{n}" for n in range(100)]
+
+
+async def test_a_sync_handler_carries_the_call_on_through_a_sync_client() -> None:
+    registry = MemoryRegistry()
+    seen: list[CallContext] = []
+
+    @register_agent("inner.see.v1")
+    async def see(ctx: CallContext) -> None:
+        seen.append(ctx)
+
+    with SyncReachClient("bridge", registry="memory://sync-bridge") as bridge:
+        async with ReachClient("inner", handlers=[see], registry="memory://sync-bridge"):
+
+            @register_agent("outer.ask.v1")
+            def ask(ctx: CallContext) -> str:
+                seen.append(ctx)
+                bridge.call("inner.see.v1")
+                return "done"
+
+            async with ReachClient("outer", handlers=[ask], registry=registry) as outer:
+                await asyncio.to_thread(bridge.wait_for, "inner.see.v1", 5)
+                await outer.call("outer.ask.v1")
+    first, second = seen
+    assert second.trace_id == first.trace_id
+    assert (first.hop, second.hop) == (1, 2)
+
+
+async def test_it_refuses_to_wait_for_itself() -> None:
+    with SyncReachClient(registry=MemoryRegistry()) as reach:
+        client = reach._client
+        caught: list[BaseException] = []
+
+        async def inside() -> None:
+            try:
+                reach.agents()
+            except ReachError as error:
+                caught.append(error)
+
+        assert reach._loop is not None
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(inside(), reach._loop))
+        assert client.agent_id
+    assert "await" in str(caught[0])
