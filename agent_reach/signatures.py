@@ -93,17 +93,14 @@ class Signature:
             else:
                 arguments = dict(self.arguments.validate_python(payload))
                 if self.extras is not None:
-                    known = {*self.names, *self.contexts}
-                    arguments |= self.extras.validate_python({k: v for k, v in payload.items() if k not in known})
+                    taken = tuple((name, "is the call's context") for name in self.contexts if name in payload)
+                    if taken:
+                        raise _invalid(taken, context)
+                    unknown = {key: value for key, value in payload.items() if key not in self.names}
+                    arguments |= self.extras.validate_python(unknown)
         except ValidationError as error:
             problems = tuple(self._explain(field, reason) for field, reason in problems_of(error))
-            told = "; ".join(f"{field}: {reason}" for field, reason in problems)
-            raise InvalidPayload(
-                f"the payload doesn't fit {context.capability}: {told}",
-                problems=problems,
-                capability=context.capability,
-                request_id=context.request_id,
-            ) from None
+            raise _invalid(problems, context) from None
         return arguments | dict.fromkeys(self.contexts, context)
 
     def encode(self, result: Any) -> bytes:
@@ -131,6 +128,16 @@ class Signature:
             else f"it takes {', '.join(self.names) or 'none'}"
         )
         return field, f"unknown field; {hint}"
+
+
+def _invalid(problems: tuple[tuple[str, str], ...], context: CallContext) -> InvalidPayload:
+    told = "; ".join(f"{field}: {reason}" for field, reason in problems)
+    return InvalidPayload(
+        f"the payload doesn't fit {context.capability}: {told}",
+        problems=problems,
+        capability=context.capability,
+        request_id=context.request_id,
+    )
 
 
 def schema_hash(input_schema: Mapping[str, Any], output_schema: Mapping[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import subprocess
 import sys
 from collections.abc import Callable
@@ -483,6 +484,44 @@ async def test_a_reply_that_isnt_json_is_an_invalid_reply() -> None:
     async with ReachClient(registry=registry, dialer=script) as reach:
         with pytest.raises(InvalidReply, match="a answered .* with something unreadable: HTTP 200: not JSON"):
             await reach.call(CAPABILITY)
+
+
+async def test_a_result_that_breaks_its_own_contract_is_an_invalid_reply_and_names_the_field() -> None:
+    @register_agent("wrong.result.v1")
+    async def wrong() -> dict[str, int]:
+        return {"count": "many"}  # type: ignore[dict-item]
+
+    async with ReachClient("kb-1", handlers=[wrong], registry=MemoryRegistry()) as reach:
+        with pytest.raises(InvalidReply, match="kb-1 could not encode the answer .*count"):
+            await reach.call("wrong.result.v1")
+
+
+async def test_a_nested_error_is_the_handlers_own_failure_to_its_caller() -> None:
+    """The caller's payload was fine: it must not be told that it was not."""
+    registry = MemoryRegistry()
+    async with ReachClient("inner", handlers=[retrieve], registry=registry) as inner:
+
+        @register_agent("outer.ask.v1")
+        async def ask() -> Any:
+            return (await inner.call(CAPABILITY, {"query": 7})).data
+
+        async with ReachClient("outer", handlers=[ask], registry=registry):
+            with pytest.raises(RemoteError, match="query: Input should be a valid string") as caught:
+                await inner.call("outer.ask.v1")
+    assert caught.value.remote_type == "InvalidPayload"
+
+
+async def test_no_payload_and_no_answer_ever_appears_in_a_call_line(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    async with ReachClient(handlers=[retrieve, fails], registry=MemoryRegistry()) as reach:
+        await reach.call(CAPABILITY, {"query": "hunter2"}, metadata={"key": "hunter2"})
+        with pytest.raises(RemoteError):
+            await reach.call("always.fails.v1", {"secret": "hunter2"})
+        with pytest.raises(InvalidPayload):
+            await reach.call(CAPABILITY, {"query": "x", "limit": "hunter2"})
+    lines = [record.getMessage() for record in caplog.records if record.name.startswith("agent_reach")]
+    assert len([line for line in lines if line.startswith(("call ", "served "))]) == 6
+    assert not [line for line in lines if "hunter2" in line]
 
 
 async def test_a_fallback_is_asked_when_all_else_failed_but_not_about_the_callers_own_mistakes() -> None:

@@ -9,7 +9,6 @@ import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import httpx
 
@@ -35,7 +34,7 @@ class HttpxDialer:
     def __init__(self, client: httpx.AsyncClient | None = None) -> None:
         self._given = client
         # Connections belong to the event loop they were opened in; a second loop gets a client of its own.
-        self._own: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = WeakKeyDictionary()
+        self._own: dict[asyncio.AbstractEventLoop, httpx.AsyncClient] = {}
 
     async def send(self, request: DialRequest) -> DialResult:
         """POST once and say how far it got; never raises but for cancellation."""
@@ -52,6 +51,8 @@ class HttpxDialer:
             return progress.unknown(error)
         except Exception as error:  # noqa: BLE001 - the boundary: a user's transport may raise anything
             return _classify(error, progress)
+        finally:
+            await progress.abandon()
 
     async def aclose(self) -> None:
         """Close our own client of the running loop; those of loops that ended went with them."""
@@ -63,6 +64,8 @@ class HttpxDialer:
         loop = asyncio.get_running_loop()
         client = self._own.get(loop)
         if client is None:
+            # Nothing can be closed in a loop that is closed itself; the collector takes the sockets.
+            self._own = {other: kept for other, kept in self._own.items() if not other.is_closed()}
             client = self._own[loop] = httpx.AsyncClient(
                 trust_env=False,
                 follow_redirects=False,
@@ -105,7 +108,8 @@ async def _read(response: httpx.Response, max_bytes: int) -> Answer | BadAnswer:
     if announced.isdecimal() and int(announced) > max_bytes:
         return too_large
     body = bytearray()
-    async for chunk in response.aiter_raw():
+    # Nothing is left to decode; unlike `aiter_raw` this also takes the ready-made answers of a MockTransport.
+    async for chunk in response.aiter_bytes():
         if len(body) + len(chunk) > max_bytes:
             return too_large
         body += chunk
@@ -130,16 +134,26 @@ class _Progress:
     phase: str = "pool"
     sending: bool = False
     status: int | None = None
+    handshaking: Any = None
 
     async def trace(self, event: str, info: Mapping[str, Any]) -> None:
         """Take one event, like `connection.connect_tcp.started` or `http11.send_request_headers.started`."""
         self.seen = True
         if event.endswith("send_request_headers.started"):
             self.sending = True
+            self.handshaking = None
+        elif event.endswith("connect_tcp.complete"):
+            self.handshaking = info.get("return_value")
         elif event.endswith("start_tls.started"):
             self.phase = "tls"
         elif event.startswith("connection.") and event.endswith(".started"):
             self.phase = "connect"
+
+    async def abandon(self) -> None:
+        """Close a connection that was left in the middle of its TLS handshake: httpcore 1.0 forgets it then."""
+        stream, self.handshaking = self.handshaking, None
+        if stream is not None:
+            await stream.aclose()
 
     @property
     def certainly_unsent(self) -> bool:
@@ -173,13 +187,24 @@ def _classify(error: Exception, progress: _Progress) -> DialResult:
         case httpx.ConnectTimeout() if not progress.sending:
             return NeverSent("tls" if progress.phase == "tls" else "connect", _say(error), timed_out=True)
         case httpx.ConnectError() if not progress.sending:
-            return NeverSent(_connect_phase(error, progress), _say(error))
+            return NeverSent(_connect_phase(error, progress), _cause_of(error) or _say(error))
         case httpx.ProxyError() if progress.certainly_unsent:
             return NeverSent("connect", _say(error))
         case httpx.TimeoutException() if progress.status is None:
             return MaybeExecuted(_say(error), timed_out=True)
         case _:
             return progress.unknown(error)
+
+
+def _cause_of(error: BaseException) -> str:
+    """What the system said: "Connection refused" helps, httpx's "All connection attempts failed" doesn't."""
+    seen: list[BaseException] = [error]
+    for one in seen:
+        if isinstance(one, OSError) and one.strerror:
+            return one.strerror
+        inner = one.exceptions if isinstance(one, BaseExceptionGroup) else ()
+        seen += [e for e in (*inner, one.__cause__, one.__context__) if e is not None and e not in seen]
+    return ""
 
 
 def _connect_phase(error: BaseException, progress: _Progress) -> str:

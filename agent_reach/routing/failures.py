@@ -35,6 +35,8 @@ _BY_TYPE: dict[str, type[ReachError]] = {
     "HopLimitExceeded": HopLimitExceeded,
     "ContextLost": ContextLost,
 }
+# The agent itself ended the handler: some of it has run.
+_CUT_SHORT = {(504, "DeadlineExceeded"), (503, "NotStarted")}
 _BY_STATUS: dict[int, type[ReachError]] = {401: Unauthorized, 403: Forbidden}
 
 
@@ -133,9 +135,10 @@ def _rejected(call: Call, outcome: Rejected, agent_id: str, idempotent: bool) ->
         )
     if error.type == "InvalidResult":
         return InvalidReply(f"{agent_id} could not encode the answer of {capability}: {error.message}", **call)
+    cut_short = error.executed and (outcome.status, error.type) in _CUT_SHORT
+    if cut_short and not idempotent:
+        return _outcome_unknown(call, agent_id, error.message)
     if error.type == "DeadlineExceeded" and outcome.status == 504:
-        if error.executed and not idempotent:
-            return _outcome_unknown(call, agent_id, error.message)
         return DeadlineExceeded(said, phase="remote", **call)
     # What ran and failed is the handler's error, also where a nested call of its own gave it one of our types.
     return _remote_error(call, outcome, agent_id) if error.executed else _refused(call, outcome, agent_id, said)

@@ -171,6 +171,16 @@ def test_a_proxys_error_leaves_the_outcome_of_a_non_idempotent_call_unknown(stat
     assert len(tried) == 1
 
 
+@pytest.mark.parametrize(("status", "kind"), [(504, "DeadlineExceeded"), (503, "NotStarted")])
+def test_a_handler_that_its_agent_cut_short_leaves_the_outcome_unknown(status: int, kind: str) -> None:
+    outcome = rejected(status, kind)
+    end, tried, _ = play(World(agent("a", idempotent=False), agent("b", idempotent=False)).session(), outcome)
+    assert isinstance(error_of(end), OutcomeUnknown)
+    assert len(tried) == 1
+    end, _, _ = play(World(agent("a"), agent("b")).session(), {"a": outcome, "b": ok("b")})
+    assert isinstance(end, Return)
+
+
 def test_an_unreadable_answer_is_repeated_elsewhere_if_idempotent() -> None:
     end, _, _ = play(World(agent("a"), agent("b")).session(), {"a": Unreadable("HTML"), "b": ok("b")})
     assert isinstance(end, Return)

@@ -1,0 +1,284 @@
+"""Our own entry in the registry: register, keep alive, heal, withdraw.
+
+One coroutine does it all, over and over: renew the lease (or grant one), then write the record if none is there.
+So whatever went wrong, a lost lease, a wiped store or a key deleted by hand, the next heartbeat mends it.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, assert_never
+
+from agent_reach.config import RegistryConfig
+from agent_reach.errors import AgentIdInUse, ConfigError, Forbidden, ReachError, RegistryUnavailable, Unauthorized
+from agent_reach.events import Event, RegistrationChanged
+from agent_reach.model import AgentInfo
+from agent_reach.ports import Clock, Created, LeaseLost, Occupied, Registry
+from agent_reach.registry.hosting import Backoff, Host, Signal, unavailable
+
+__all__ = ["Announcer", "RegistrationState", "Status"]
+
+_log = logging.getLogger(__name__)
+
+Status: TypeAlias = Literal["idle", "registering", "registered", "lost", "refused", "withdrawn"]
+
+# How often another holder's lease is looked at. etcd tells whole seconds, so oftener shows nothing new.
+_LOOK_S = 1.0
+# Two looks may be off by one second in all: etcd drops the fraction each time.
+_ROUNDING_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class RegistrationState:
+    """Where our registration stands since `since_s` (seconds, monotonic). `error` is why it isn't `registered`."""
+
+    status: Status = "idle"
+    detail: str = ""
+    since_s: float = 0.0
+    error: ReachError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Holder:
+    """Another process's entry as first seen: its revision, and when its lease ends unless it is renewed."""
+
+    revision: int
+    ends_at: float
+
+
+class Announcer:
+    """Keeps one agent's record in the registry for as long as it runs; it never gives up by itself.
+
+    `record` is asked for the record at each write; it may be called from a thread. `emit` and all changes of
+    `state` happen on the loop that called `start`.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        record: Callable[[], AgentInfo],
+        *,
+        config: RegistryConfig,
+        clock: Clock,
+        rng: random.Random,
+        emit: Callable[[Event], None],
+    ) -> None:
+        self._registry = registry
+        self._record = record
+        self._config = config
+        self._clock = clock
+        self._emit = emit
+        self._host = Host("agent-reach-announcer", self._run, threaded=registry.blocking, clock=clock)
+        self._backoff = Backoff(config, rng)
+        self._changed = Signal()
+        self._state = RegistrationState(since_s=clock.now())
+        self._agent_id = ""
+        self._emitted = ""
+        # What follows belongs to the host.
+        self._lease: int | None = None
+        self._written_under: int | None = None
+        self._granted_at = self._renewed_at = 0.0
+        self._holder: _Holder | None = None
+        self._status: Status = "idle"
+
+    @property
+    def state(self) -> RegistrationState:
+        """Where the registration stands now."""
+        return self._state
+
+    def start(self) -> None:
+        """Begin to register. Needs a running event loop; returns at once."""
+        self._agent_id = self._record().agent_id
+        self._host.start()
+
+    async def first_attempt(self) -> None:
+        """Return once the first attempt ended: registered, or the registry failed and we keep trying (see `state`).
+
+        Raises what `wait_registered` raises, but for a registry that can't be reached. While it isn't clear whether
+        another holder of the id lives, this waits, at most as long as that holder's lease.
+        """
+
+        def ended() -> RegistrationState | None:
+            state = self._state
+            return state if state.error is not None or state.status in ("registered", "withdrawn") else None
+
+        state = await self._changed.wait_for(ended, self._clock)
+        if state is not None and state.error is not None and not isinstance(state.error, RegistryUnavailable):
+            raise state.error
+
+    async def wait_registered(self, timeout_s: float) -> None:
+        """Return once the record is in the registry.
+
+        Raises `AgentIdInUse` if another live process holds the id, `ConfigError` if the record can't be written,
+        `Unauthorized` or `Forbidden` if the registry refuses us, `RegistryUnavailable` after `timeout_s` seconds.
+        """
+
+        def settled() -> RegistrationState | None:
+            state = self._state
+            ended = state.status in ("registered", "refused", "withdrawn")
+            return state if ended or isinstance(state.error, Unauthorized | Forbidden) else None
+
+        state = await self._changed.wait_for(settled, self._clock, timeout_s)
+        if state is not None and state.status == "registered":
+            return
+        if state is not None and state.error is not None:
+            raise state.error
+        raise unavailable(
+            self._registry.address, timeout_s, f"agent {self._agent_id} was not registered", self._state.error
+        )
+
+    async def withdraw(self, timeout_s: float) -> None:
+        """Take the record out: stop keeping alive and revoke the lease, within `timeout_s` seconds. Idempotent.
+
+        If the registry doesn't answer in time, the record ends with its lease, which nothing renews any more.
+        """
+        if not self._host.started:
+            self._state = RegistrationState("withdrawn", "", self._clock.now())
+        elif not await self._host.stop(timeout_s):
+            detail = f"no answer within {timeout_s:g} s; the entry ends with its lease"
+            self._take("withdrawn", detail, None, "withdrawn")
+
+    # --- hosted -------------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        while not self._host.stopping:
+            await self._host.pause(self._beat())
+        self._give_up_lease()
+
+    def _beat(self) -> float:
+        """Do one heartbeat and return the seconds until the next."""
+        try:
+            info = self._record()
+            value = info.to_bytes()
+        except ValueError as error:
+            self._tell("refused", str(error), ConfigError(str(error)), "refused")
+            return self._config.lease_ttl_s / 3
+        if self._status == "idle":
+            self._tell("registering", "")
+        try:
+            self._renew()
+            if self._host.stopping:
+                return 0.0
+            assert self._lease is not None
+            outcome = self._registry.create(info.namespace, info.agent_id, value, self._lease)
+        except LeaseLost as error:
+            self._lease = None
+            if self._status == "registered":
+                self._tell("lost", f"the lease is gone: {error}", event="lost")
+            # The first time at once; a lease that is lost as soon as it is granted is a fault like any other.
+            delay_s = self._backoff.next()
+            return 0.0 if self._backoff.failures == 1 else delay_s
+        except ReachError as error:
+            return self._failed(error)
+        self._backoff.reset()
+        match outcome:
+            case Created():
+                self._written_under = self._lease
+                return self._settled()
+            case Occupied():
+                return self._occupied(info, outcome)
+            case _:
+                assert_never(outcome)
+
+    def _renew(self) -> None:
+        """Renew our lease, or grant one if there is none."""
+        # Counted from before the request: the registry counts from when it arrived.
+        at = self._host.clock.now()
+        if self._lease is None:
+            self._lease = self._registry.grant(self._config.lease_ttl_s)
+            self._granted_at = at
+        elif not self._registry.keep_alive(self._lease):
+            raise LeaseLost("it ended before it was renewed")
+        self._renewed_at = at
+
+    def _settled(self) -> float:
+        self._holder = None
+        if self._status != "registered":
+            self._tell("registered", "", event="registered")
+        return self._config.lease_ttl_s / 3
+
+    def _failed(self, error: ReachError) -> float:
+        silent_s = self._host.clock.now() - self._renewed_at
+        if self._status in ("registering", "lost"):
+            self._tell(self._status, str(error), error, "waiting" if self._status == "registering" else None)
+        elif self._status == "registered" and silent_s >= self._config.lease_ttl_s:
+            # The registry must be taken to have ended the lease. Whether it did, it says itself at the next
+            # renewal: after a restart it may still live, and then nobody need see us go and come back.
+            self._tell("lost", f"not renewed for {silent_s:.1f} s: {error}", error, "lost")
+        return self._backoff.next()
+
+    def _occupied(self, info: AgentInfo, outcome: Occupied) -> float:
+        """Somebody's record is there: our own, a dead process's, or a living rival's."""
+        try:
+            holder = AgentInfo.from_bytes(outcome.holder.value)
+            if holder.incarnation == info.incarnation:
+                return min(self._settled(), self._own_entry_seen())
+            where = f"the process at {holder.endpoint.url}"
+        except ValueError:
+            where = "a process whose record can't be read"
+        now = self._host.clock.now()
+        if outcome.expires_in_s is None:
+            return self._refused(info, f"{where}, by a record without a lease")
+        ends_at = now + outcome.expires_in_s
+        if self._holder is None or self._holder.revision != outcome.holder.revision:
+            self._holder = _Holder(outcome.holder.revision, ends_at)
+        if ends_at > self._holder.ends_at + _ROUNDING_S:
+            # Its lease ends later than it did: somebody renews it.
+            return self._refused(info, where)
+        if self._status != "refused":
+            detail = f"agent id {info.agent_id!r} is held by {where}; waiting for its lease to end"
+            self._tell("registering", detail, event="waiting")
+        return _LOOK_S
+
+    def _own_entry_seen(self) -> float:
+        """Return when to look again: soon, while the entry may hang on an older lease of ours that is ending."""
+        if self._host.clock.now() > self._granted_at + self._config.lease_ttl_s + _ROUNDING_S:
+            # It outlived whatever lease we had before, so it was written under this one, and the answer was lost.
+            self._written_under = self._lease
+        return self._config.lease_ttl_s if self._written_under == self._lease else _LOOK_S
+
+    def _refused(self, info: AgentInfo, who: str) -> float:
+        message = (
+            f"agent id {info.agent_id!r} in namespace {info.namespace!r} is held by {who}; stop that process, or "
+            "give this one another agent_id (leave it out for one that never collides)"
+        )
+        if self._status != "refused":
+            self._tell("refused", message, AgentIdInUse(message, agent_id=info.agent_id), "refused")
+        # It may leave one day, so go on looking.
+        return self._config.lease_ttl_s / 3
+
+    def _give_up_lease(self) -> None:
+        """Revoke, so that peers hear of it now and not when the lease ends."""
+        detail = ""
+        for last in (False, True):
+            if self._lease is None:
+                break
+            try:
+                self._registry.revoke(self._lease)
+                self._lease = None
+            except ReachError as error:
+                # One lost connection is common after a quiet time; a second failure means that it is down.
+                if last:
+                    detail = f"not revoked, so the entry ends with its lease: {error}"
+                    _log.warning("agent %s: %s", self._agent_id, detail)
+        self._tell("withdrawn", detail, event="withdrawn")
+
+    def _tell(self, status: Status, detail: str, error: ReachError | None = None, event: str | None = None) -> None:
+        self._status = status
+        self._host.post(self._take, status, detail, error, event)
+
+    # --- on the owner's loop --------------------------------------------------------------------------------
+
+    def _take(self, status: Status, detail: str, error: ReachError | None, event: str | None) -> None:
+        if self._state.status == "withdrawn":
+            # Late news of a thread that was given up.
+            return
+        since_s = self._state.since_s if status == self._state.status else self._clock.now()
+        self._state = RegistrationState(status, detail, since_s, error)
+        self._changed.fire()
+        if event is not None and event != self._emitted:
+            self._emitted = event
+            self._emit(RegistrationChanged(agent_id=self._agent_id, status=event, detail=detail))

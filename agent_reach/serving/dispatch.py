@@ -1,0 +1,348 @@
+"""From the bytes of a request to the bytes of its answer: checks, admission, dedupe, the handler, its time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from agent_reach.config import ServingConfig
+from agent_reach.context import CallContext, current_call
+from agent_reach.errors import InvalidPayload, InvalidReply, ReachError
+from agent_reach.events import CallServed, Event
+from agent_reach.handlers import HandlerSpec
+from agent_reach.model import Envelope, ErrorInfo, LoadReport
+from agent_reach.ports import Clock
+from agent_reach.routing.names import alias_target
+from agent_reach.serving.admission import Admission, Full
+from agent_reach.serving.answers import (
+    Failed,
+    Outcome,
+    Response,
+    Succeeded,
+    clean,
+    encode,
+    handler_failed,
+    out_of_time,
+    refusal,
+    stopped,
+)
+from agent_reach.serving.dedupe import Dedupe, Finished, Key, Run
+from agent_reach.serving.requests import check_envelope, context_of, dedupe_key, read_envelope
+
+__all__ = ["Dispatcher"]
+
+_log = logging.getLogger("agent_reach.serving")
+
+# Time for cancelled handlers to clean up when the app stops; the process is about to end.
+_CLEANUP_S = 1.0
+# A day. Longer is no deadline, and a number without bound would overflow the timer.
+_LONGEST_TTL_MS = 24 * 3600 * 1000
+
+
+@dataclass(frozen=True, slots=True)
+class _Served:
+    spec: HandlerSpec
+    admission: Admission
+
+
+class Dispatcher:
+    """Answers requests of reach/1 for one agent. `state` is starting, accepting, draining or stopped.
+
+    `load` in an answer is that of the capability asked for, and so is "overloaded" as `state`; where no
+    capability is known it is the whole agent's.
+    """
+
+    def __init__(
+        self,
+        *,
+        agent_id: str,
+        namespace: str,
+        specs: Iterable[HandlerSpec],
+        config: ServingConfig,
+        hop_limit: int,
+        clock: Clock,
+        emit: Callable[[Event], None],
+    ) -> None:
+        self.state = "starting"
+        self._agent_id = agent_id
+        self._namespace = namespace
+        self._config = config
+        self._hop_limit = hop_limit
+        self._clock = clock
+        self._emit = emit
+        self._dedupe = Dedupe(ttl_s=config.dedupe_ttl_s, entries=config.dedupe_entries, clock=clock)
+        self._served: dict[str, _Served] = {}
+        self._aliases: dict[str, str] = {}
+        for spec in specs:
+            info = spec.info
+            queue = config.queue_factor * (info.max_concurrency or 0) if spec.queue is None else spec.queue
+            admission = Admission(max_concurrency=info.max_concurrency, queue=queue, clock=clock)
+            self._served[info.name] = _Served(spec, admission)
+            self._aliases |= {alias_target(info.name, alias): info.name for alias in info.soft_aliases}
+        self._runs: set[Run] = set()
+        self._requests = 0
+        self._idle: set[asyncio.Future[None]] = set()
+
+    # --- for the owner -------------------------------------------------------------------------------------
+
+    @property
+    def in_flight(self) -> int:
+        """Requests being answered, and handlers that still run although nobody waits for them."""
+        return self._requests + sum(run.waiters == 0 for run in self._runs)
+
+    async def wait_idle(self, timeout_s: float) -> bool:
+        """Wait until nothing is in flight; False if that took longer than `timeout_s` seconds."""
+        if not self.in_flight:
+            return True
+        idle = asyncio.get_running_loop().create_future()
+        timer = asyncio.ensure_future(self._clock.sleep(timeout_s))
+        self._idle.add(idle)
+        try:
+            await asyncio.wait({idle, timer}, return_when=asyncio.FIRST_COMPLETED)
+            return not self.in_flight
+        finally:
+            self._idle.discard(idle)
+            timer.cancel()
+
+    async def stop(self) -> None:
+        """Answer 503 from now on and cancel what runs; what doesn't end within a second is left behind."""
+        self.state = "stopped"
+        own = asyncio.current_task()
+        tasks = [run.task for run in self._runs if run.task is not None and run.task is not own]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            _, stubborn = await asyncio.wait(tasks, timeout=_CLEANUP_S)
+            for task in stubborn:
+                task.cancel()  # the second one leaves a thread behind (see HandlerSpec.invoke)
+
+    # --- one request ---------------------------------------------------------------------------------------
+
+    def refuse(self, failure: Failed, *, response_to: str | None = None, close: bool = False) -> Response:
+        """Write an answer to what never became a call."""
+        loads = [served.admission.load for served in self._served.values()]
+        load = LoadReport(in_flight=sum(one.in_flight for one in loads), queued=sum(one.queued for one in loads))
+        return encode(
+            failure,
+            agent_id=self._agent_id,
+            response_to=response_to,
+            state=self.state,
+            load=load,
+            close=close or self.state == "draining",
+        )
+
+    async def answer(self, body: bytes, *, received: float, gone: Callable[[], Awaitable[None]]) -> Response | None:
+        """Answer one request that was `received` then (by the clock). None: `gone` returned, nobody listens.
+
+        Cancellation, like a caller that is gone, cancels the handler.
+        """
+        self._requests += 1
+        try:
+            envelope, response_to = read_envelope(body)
+            if isinstance(envelope, Failed):
+                return self.refuse(envelope, response_to=response_to)
+            name = self._aliases.get(envelope.target_capability, envelope.target_capability)
+            served = self._served.get(name)
+            try:
+                outcome = await self._outcome(envelope, served, received, gone)
+            except asyncio.CancelledError:
+                self._report(envelope, None, received)
+                raise
+            self._report(envelope, outcome, received)
+            if outcome is None:
+                return None
+            if served is None:
+                return self.refuse(outcome, response_to=response_to) if isinstance(outcome, Failed) else None
+            overloaded = self.state == "accepting" and served.admission.is_full
+            return encode(
+                outcome,
+                agent_id=self._agent_id,
+                response_to=response_to,
+                state="overloaded" if overloaded else self.state,
+                load=served.admission.load,
+                deprecated=name != envelope.target_capability,
+                close=self.state == "draining",
+            )
+        finally:
+            self._requests -= 1
+            self._tell_idle()
+
+    async def _outcome(
+        self, envelope: Envelope, served: _Served | None, received: float, gone: Callable[[], Awaitable[None]]
+    ) -> Outcome | None:
+        refused = check_envelope(
+            envelope,
+            agent_id=self._agent_id,
+            namespace=self._namespace,
+            hop_limit=self._hop_limit,
+            is_offered=served is not None,
+        )
+        if refused is not None or served is None:
+            return refused
+        deadline = received + min(envelope.ttl_ms, _LONGEST_TTL_MS) / 1000
+        if self._clock.now() >= deadline:
+            return refusal(504, "DeadlineExceeded", "the caller's time was up on arrival", retryable=True)
+        context = context_of(envelope, served.spec.info.name, deadline, self._clock)
+        try:
+            arguments = served.spec.bind(envelope.payload, context)
+        except InvalidPayload as error:
+            return refusal(422, "InvalidPayload", error.message, problems=error.problems)
+        except Exception as error:  # noqa: BLE001 - the boundary: a model's validator is the user's code
+            return self._handler_failed(error, envelope, served.spec, executed=False)
+        return await self._wait(envelope, served, context, arguments, gone)
+
+    async def _wait(
+        self,
+        envelope: Envelope,
+        served: _Served,
+        context: CallContext,
+        arguments: Mapping[str, Any],
+        gone: Callable[[], Awaitable[None]],
+    ) -> Outcome | None:
+        """Wait for the handler, the caller's deadline or the caller's leaving, whichever comes first."""
+        info = served.spec.info
+        key, fingerprint = dedupe_key(envelope, info.name)
+        time_up = asyncio.ensure_future(self._clock.sleep(context.deadline - self._clock.now()))
+        leaving = asyncio.ensure_future(gone())
+        try:
+            while True:
+                run = self._dedupe.find(key) if key is not None else None
+                if run is not None and run.fingerprint != fingerprint:
+                    reason = "used before with another payload"
+                    problems = (("idempotency_key", reason),)
+                    return refusal(422, "InvalidPayload", f"idempotency_key: {reason}", problems=problems)
+                if isinstance(run, Finished):
+                    return run.outcome
+                if run is None:
+                    run = self._begin(key, fingerprint, envelope, served, context, arguments)
+                assert run.task is not None
+                run.waiters += 1
+                try:
+                    await asyncio.wait({run.task, time_up, leaving}, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    run.leave()
+                if run.task.done() and not run.task.cancelled():
+                    return run.task.result()
+                if leaving.done():
+                    return None
+                if time_up.done():
+                    return out_of_time(info.name, idempotent=info.idempotent, executing=run.executing)
+                if self.state == "stopped":
+                    return stopped(self._agent_id, info.name, idempotent=info.idempotent, executing=run.executing)
+                # A run that others had given up ended cancelled just after we joined it: run anew.
+        finally:
+            time_up.cancel()
+            leaving.cancel()
+
+    def _begin(
+        self,
+        key: Key | None,
+        fingerprint: bytes,
+        envelope: Envelope,
+        served: _Served,
+        context: CallContext,
+        arguments: Mapping[str, Any],
+    ) -> Run:
+        run = Run(fingerprint)
+
+        def ended(run: Run) -> None:
+            self._runs.discard(run)
+            if key is not None and run.task is not None:
+                failed = run.task.cancelled() or run.task.exception() is not None
+                self._dedupe.end(key, run, None if failed else run.task.result())
+            self._tell_idle()
+
+        run.start(self._execute(run, envelope, served, context, arguments), ended)
+        self._runs.add(run)
+        if key is not None:
+            self._dedupe.begin(key, run)
+        return run
+
+    async def _execute(
+        self, run: Run, envelope: Envelope, served: _Served, context: CallContext, arguments: Mapping[str, Any]
+    ) -> Outcome:
+        try:
+            permit = await served.admission.enter()
+        except Full as full:
+            message = f"{envelope.target_capability} is at its limit on {self._agent_id}, and its queue is full"
+            return refusal(503, "Overloaded", message, retryable=True, retry_after_ms=full.retry_after_ms)
+        try:
+            run.executing = True
+            current_call.set(context)
+            result = await served.spec.invoke(arguments)
+            data = self._encode(result, envelope, served.spec)
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            # Raised by the handler itself, as by a task of its own that was cancelled: a failure like others.
+            return self._handler_failed(error, envelope, served.spec)
+        except KeyboardInterrupt:
+            raise  # a person wants the process to stop
+        except BaseException as error:  # noqa: BLE001 - the boundary: sys.exit() in a handler must not end the agent
+            return self._handler_failed(error, envelope, served.spec)
+        finally:
+            permit.release()
+        return Succeeded(data) if isinstance(data, bytes) else data
+
+    def _encode(self, result: Any, envelope: Envelope, spec: HandlerSpec) -> bytes | Failed:
+        """Encode what the handler returned; it ran, so what doesn't fit is told as a failure of its own kind."""
+        try:
+            data = spec.encode(result)
+            problem = f"the result has {len(data)} bytes, the limit is {self._config.max_body_bytes}"
+        except InvalidReply as error:
+            data, problem = None, error.message
+        if data is not None and len(data) <= self._config.max_body_bytes:
+            return data
+        _log.error("%s gave a wrong result in request %r: %s", spec.info.name, envelope.request_id, problem)
+        return Failed(500, ErrorInfo(type="InvalidResult", message=clean(problem), executed=True))
+
+    # --- how it ended --------------------------------------------------------------------------------------
+
+    def _handler_failed(
+        self, error: BaseException, envelope: Envelope, spec: HandlerSpec, *, executed: bool = True
+    ) -> Failed:
+        # An error of a nested call says all there is to say; the traceback would be that of this library.
+        shown = None if isinstance(error, ReachError) else error
+        text = f": {type(error).__name__}" if shown is None else ""
+        _log.error(
+            "%s failed in request %r of %r%s",
+            spec.info.name,
+            envelope.request_id,
+            envelope.from_agent,
+            text,
+            exc_info=shown,
+        )
+        return handler_failed(error, idempotent=spec.info.idempotent, executed=executed)
+
+    def _report(self, envelope: Envelope, outcome: Outcome | None, received: float) -> None:
+        match outcome:
+            case None:
+                name, detail = "Disconnected", "the caller left before the answer"
+            case Succeeded():
+                name, detail = "ok", ""
+            case Failed():
+                # A handler's own message may quote the payload; ours never do.
+                name, detail = outcome.error.type, "" if outcome.error.executed else outcome.error.message
+        self._emit(
+            CallServed(
+                request_id=envelope.request_id,
+                trace_id=envelope.trace_id,
+                from_agent=envelope.from_agent,
+                target_capability=envelope.target_capability,
+                agent_id=self._agent_id,
+                attempt=envelope.attempt,
+                elapsed_ms=(self._clock.now() - received) * 1000,
+                outcome=name,
+                detail=detail,
+            )
+        )
+
+    def _tell_idle(self) -> None:
+        if not self.in_flight:
+            for idle in self._idle:
+                if not idle.done():
+                    idle.set_result(None)

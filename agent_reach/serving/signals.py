@@ -1,0 +1,36 @@
+"""SIGTERM and SIGINT while serving: the first asks to drain, the second hurries."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+__all__ = ["stop_signals"]
+
+
+@contextlib.contextmanager
+def stop_signals(stop: asyncio.Event, hurry: asyncio.Event) -> Iterator[None]:
+    """Let SIGTERM and SIGINT stop, and a second one hurry; what was set before is put back."""
+
+    def ask() -> None:
+        if stop.is_set():
+            hurry.set()
+        stop.set()
+
+    loop = asyncio.get_running_loop()
+    before: dict[signal.Signals, Any] = {}
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # Only the main thread may; elsewhere the host stops us by cancelling.
+        with contextlib.suppress(ValueError, RuntimeError, NotImplementedError):
+            previous = signal.getsignal(number)
+            loop.add_signal_handler(number, ask)
+            before[number] = previous
+    try:
+        yield
+    finally:
+        for number, previous in before.items():
+            loop.remove_signal_handler(number)
+            signal.signal(number, previous)

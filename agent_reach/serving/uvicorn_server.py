@@ -1,0 +1,155 @@
+"""Serving with uvicorn: our own socket, our own signals, a bounded end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import re
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+from agent_reach.errors import ConfigError
+
+__all__ = ["UvicornServer"]
+
+# Longer than any client keeps an idle connection (ours 3 s, browsers and proxies up to 60 s): whoever closes
+# first must be the client, or its next request meets a connection that is just being closed.
+_KEEP_ALIVE_S = 75
+# Headers are ours and small; 64 KiB leaves room for what proxies add.
+_MAX_HEADER_BYTES = 64 * 1024
+_BACKLOG = 1024
+
+
+class UvicornServer:
+    """One uvicorn server for one app. `listen` is `host:port`, `[ipv6]:port`; port 0 takes a free one.
+
+    `host` and `port` are the real ones after `start`. Raises ConfigError for a bad `listen`.
+    """
+
+    def __init__(self, app: Any, listen: str) -> None:
+        self._app = app
+        self._listen = listen
+        self.host, self.port = _parse(listen)
+        self._server: Any = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Bind and return once connections are accepted.
+
+        Raises ConfigError if the address is taken or isn't this host's, or if uvicorn isn't installed.
+        """
+        server_class = _server_class()
+        sock = _bind(self._listen, self.host, self.port)
+        try:
+            self.port = sock.getsockname()[1]
+            server = server_class(self._app)
+            self._server = server
+            self._task = asyncio.get_running_loop().create_task(server.serve(sockets=[sock]))
+            accepting = asyncio.ensure_future(server.accepting.wait())
+            try:
+                await asyncio.wait({self._task, accepting}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                accepting.cancel()
+            if self._task.done():
+                self._task.result()
+                raise ConfigError(f"listen={self._listen}: uvicorn ended while starting; its log says why")
+        except BaseException:
+            await self.stop(0.0)
+            sock.close()
+            raise
+
+    async def stop(self, timeout_s: float) -> None:
+        """Accept no more, let open answers end within `timeout_s` seconds, cut the rest. Safe to call twice."""
+        task, self._task = self._task, None
+        if task is None:
+            return
+        self._server.config.timeout_graceful_shutdown = max(timeout_s, 0.001)  # 0 would mean no limit
+        self._server.should_exit = True
+        if timeout_s <= 0:
+            self._server.force_exit = True
+        # Uvicorn looks at its flags every 0.1 s; the second on top is for a loop that is late.
+        _, late = await asyncio.wait({task}, timeout=timeout_s + 1.0)
+        for one in late:
+            one.cancel()
+        if late:
+            await asyncio.wait(late, timeout=1.0)
+        if task.done() and not task.cancelled():
+            task.result()
+        for connection in list(self._server.server_state.connections):
+            connection.transport.abort()
+
+
+def _server_class() -> Any:
+    """Make the server class here, so that uvicorn is imported by those who serve only."""
+    try:
+        import uvicorn
+    except ImportError as error:
+        raise ConfigError("serving needs uvicorn: pip install 'agent-reach[standard]'") from error
+
+    class Server(uvicorn.Server):
+        """Tells when it accepts, and leaves signals to us: we drain first."""
+
+        def __init__(self, app: Any) -> None:
+            super().__init__(
+                uvicorn.Config(
+                    app,
+                    lifespan="off",
+                    log_config=None,
+                    access_log=False,
+                    server_header=False,
+                    # What a caller says of itself in X-Forwarded-For means nothing to an agent.
+                    proxy_headers=False,
+                    ws="none",
+                    timeout_keep_alive=_KEEP_ALIVE_S,
+                    h11_max_incomplete_event_size=_MAX_HEADER_BYTES,
+                    backlog=_BACKLOG,
+                )
+            )
+            self.accepting = asyncio.Event()
+
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets=sockets)
+            self.accepting.set()
+
+        @contextlib.contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            yield
+
+    return Server
+
+
+def _parse(listen: str) -> tuple[str, int]:
+    match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.%]+)\]|([^\[\]:/@\s]*)):([0-9]{1,5})", listen)
+    if match is None or int(match[3]) > 65535 or not (match[1] or match[2]):
+        raise ConfigError(
+            f"listen={listen!r} must be host:port, like '0.0.0.0:9101' or '[::1]:9101'; port 0 takes a free one"
+        )
+    return match[1] or match[2], int(match[3])
+
+
+def _bind(listen: str, host: str, port: int) -> socket.socket:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except socket.gaierror as error:
+        raise ConfigError(f"listen={listen}: the host can't be found: {error.strerror}") from error
+    sock = socket.socket(family, kind, protocol)
+    try:
+        # A restarted agent takes its port back although old connections of it still linger in the kernel.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        # Listening is part of claiming: two processes may both bind, only one can listen.
+        sock.listen(_BACKLOG)
+        sock.setblocking(False)
+    except OSError as error:
+        sock.close()
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigError(
+                f"listen={listen} is taken (another process listens there); choose another port, or 0 for a free "
+                "one"
+            ) from error
+        raise ConfigError(f"listen={listen} can't be bound: {error.strerror}") from error
+    return sock

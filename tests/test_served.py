@@ -1,0 +1,252 @@
+"""The half that is called: registered once it answers, mounted in a host, drained in order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import httpx
+import pytest
+import uvicorn
+from fastapi import FastAPI
+
+from agent_reach import (
+    AgentNotFound,
+    ConfigError,
+    MemoryRegistry,
+    ReachClient,
+    ReachConfig,
+    RegistryConfig,
+    SchemaConflict,
+    ServingConfig,
+    register_agent,
+)
+from agent_reach.addresses import advertised_url, loopback_url
+from agent_reach.serving.uvicorn_server import UvicornServer
+from tests.routing.world import CAPABILITY
+
+CONFIG = ReachConfig(serving=ServingConfig(linger_s=0.0))
+
+
+@register_agent(CAPABILITY, idempotent=True)
+async def retrieve(query: str, wait_s: float = 0.0) -> str:
+    """Find an article."""
+    await asyncio.sleep(wait_s)
+    return f"about {query}"
+
+
+async def until(check: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not check():
+        assert time.monotonic() < deadline, "it never became true"
+        await asyncio.sleep(0.01)
+
+
+async def test_serve_forever_registers_what_answers_and_drains_on_sigterm() -> None:
+    registry = MemoryRegistry()
+    before = signal.getsignal(signal.SIGTERM)
+    async with (
+        ReachClient(registry=registry) as reach,
+        ReachClient("kb-1", handlers=[retrieve], registry=registry, listen="127.0.0.1:0", config=CONFIG) as kb,
+    ):
+        serving = asyncio.ensure_future(kb.serve_forever())
+        (info,) = await reach.wait_for(CAPABILITY, timeout=10)
+        assert info.endpoint.url.startswith("http://127.0.0.1:")
+        slow = asyncio.ensure_future(reach.call(CAPABILITY, {"query": "flood", "wait_s": 0.5}))
+        await until(lambda: kb._served._app is not None and kb._served._app.in_flight == 1)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await until(lambda: kb.state.draining)
+        await asyncio.wait_for(serving, 10)
+        # What ran when the signal came was finished and answered.
+        assert (await slow).data == "about flood"
+        assert kb.state.registration == "withdrawn"
+        assert reach.agents() == ()
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+async def test_cancelling_serve_forever_closes_its_socket_and_withdraws() -> None:
+    registry = MemoryRegistry()
+    async with ReachClient(registry=registry) as reach:
+        async with ReachClient(handlers=[retrieve], registry=registry, listen="127.0.0.1:0", config=CONFIG) as kb:
+            serving = asyncio.ensure_future(kb.serve_forever())
+            (info,) = await reach.wait_for(CAPABILITY, timeout=10)
+            serving.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await serving
+        await until(lambda: reach.agents() == ())
+        async with httpx.AsyncClient() as client:
+            with pytest.raises(httpx.ConnectError):
+                await client.get(f"{info.endpoint.url}/health")
+
+
+async def test_nothing_is_registered_before_invoke_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The probe meets a server that doesn't accept yet; the entry comes when it does."""
+    registry, go = MemoryRegistry(), asyncio.Event()
+    start = UvicornServer.start
+
+    async def late(self: UvicornServer) -> None:
+        await start(self)
+        app, self._server.config.loaded_app = self._server.config.loaded_app, refusing
+        self._held = app
+
+    async def refusing(scope: object, receive: object, send: Callable[..., object]) -> None:
+        await send({"type": "http.response.start", "status": 502, "headers": []})
+        await send({"type": "http.response.body", "body": b"warming up"})
+
+    monkeypatch.setattr(UvicornServer, "start", late)
+    async with (
+        ReachClient(registry=registry) as reach,
+        ReachClient(handlers=[retrieve], registry=registry, listen="127.0.0.1:0", config=CONFIG) as kb,
+    ):
+        serving = asyncio.ensure_future(kb.serve_forever())
+        with pytest.raises((TimeoutError, AgentNotFound)):
+            await reach.wait_for(CAPABILITY, timeout=0.5)
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+    assert not go.is_set()
+
+
+@asynccontextmanager
+async def hosted(app: FastAPI, port: int) -> AsyncIterator[None]:
+    """Run a host application with its own uvicorn."""
+    server = uvicorn.Server(uvicorn.Config(app, port=port, log_config=None))
+    server.install_signal_handlers = lambda: None  # type: ignore[method-assign]
+    task = asyncio.ensure_future(server._serve())
+    try:
+        await until(lambda: server.started or task.done())
+        yield
+    finally:
+        server.should_exit = True
+        await task
+
+
+def free_port() -> int:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        return int(held.getsockname()[1])
+
+
+async def test_mounted_in_fastapi_it_lives_with_the_hosts_lifespan() -> None:
+    """S03: a mounted app gets no lifespan of its own; the host's opens the client, and the entry follows."""
+    registry, port, order = MemoryRegistry(), free_port(), []
+    agent = ReachClient(handlers=[retrieve], registry=registry, advertise=f"http://127.0.0.1:{port}/agent")
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        order.append("host up")
+        async with agent:
+            yield
+        order.append("host down")
+
+    app = FastAPI(lifespan=lifespan)
+    app.mount("/agent", agent.asgi())
+
+    @app.get("/own")
+    async def own() -> str:
+        return "still mine"
+
+    async with ReachClient(registry=registry) as reach:
+        async with hosted(app, port):
+            (info,) = await reach.wait_for(CAPABILITY, timeout=10)
+            assert info.endpoint.url == f"http://127.0.0.1:{port}/agent"
+            assert (await reach.call(CAPABILITY, {"query": "x"})).data == "about x"
+            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+                assert (await client.get("/own")).json() == "still mine"
+                assert (await client.get("/agent/ready")).json()["status"] == "accepting"
+        await until(lambda: reach.agents() == ())
+    assert order == ["host up", "host down"]
+
+
+async def test_mounted_without_the_lifespan_it_refuses_loudly() -> None:
+    """S03, the other half."""
+    agent = ReachClient(handlers=[retrieve], registry=MemoryRegistry(), advertise="http://127.0.0.1:1/agent")
+    app = FastAPI()
+    app.mount("/agent", agent.asgi())
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://host") as client:
+        answer = await client.post("/agent/invoke", json={})
+    assert answer.status_code == 503
+    assert answer.json()["error"]["type"] == "NotStarted"
+    assert "host's lifespan" in answer.json()["error"]["message"]
+
+
+async def test_served_bare_the_servers_lifespan_opens_and_closes_the_client() -> None:
+    registry, port = MemoryRegistry(), free_port()
+    agent = ReachClient(handlers=[retrieve], registry=registry, advertise=f"http://127.0.0.1:{port}")
+    async with ReachClient(registry=registry) as reach:
+        async with hosted(agent.asgi(), port):  # type: ignore[arg-type]
+            await reach.wait_for(CAPABILITY, timeout=10)
+            assert (await reach.call(CAPABILITY, {"query": "x"})).data == "about x"
+        await until(lambda: reach.agents() == ())
+
+
+async def test_a_mounted_agent_whose_contract_clashes_says_so_in_its_state(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    @register_agent(CAPABILITY)
+    async def other(question: int) -> int:
+        return question
+
+    registry, port = MemoryRegistry(), free_port()
+    strict = ReachConfig(registry=RegistryConfig(schema_policy="refuse"))
+    agent = ReachClient(
+        "late", handlers=[other], registry=registry, advertise=f"http://127.0.0.1:{port}", config=strict
+    )
+    caplog.set_level(logging.INFO)
+    async with ReachClient("kb-1", handlers=[retrieve], registry=registry):
+        async with hosted(agent.asgi(), port):  # type: ignore[arg-type]
+            await until(lambda: agent.state.registration == "refused")
+            assert isinstance(agent.state.registry_error, SchemaConflict)
+            assert [info.agent_id for info in agent.agents()] == ["kb-1"]
+    assert "registration refused" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "start", "message"),
+    [
+        ({"handlers": [retrieve]}, "serve_forever", "listen='host:port'"),
+        ({}, "serve_forever", "nothing to serve"),
+        ({}, "asgi", "nothing to serve"),
+        ({"handlers": [retrieve]}, "asgi", "advertise="),
+        ({"handlers": [retrieve], "listen": "nonsense"}, "serve_forever", "listen"),
+    ],
+)
+async def test_what_is_missing_to_serve_is_named(arguments: dict[str, object], start: str, message: str) -> None:
+    async with ReachClient(registry=MemoryRegistry(), **arguments) as reach:
+        with pytest.raises(ConfigError, match=message):
+            result = getattr(reach, start)()
+            if asyncio.iscoroutine(result):
+                await result
+
+
+async def test_handlers_without_an_address_are_refused_on_a_shared_registry() -> None:
+    with pytest.raises(ConfigError, match=r"listen='0\.0\.0\.0:9101'"):
+        async with ReachClient(handlers=[retrieve], registry="etcd://127.0.0.1:1"):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:9101"),
+        ("::1", "http://[::1]:9101"),
+        ("kb.internal", "http://kb.internal:9101"),
+    ],
+)
+def test_a_listening_address_is_advertised_as_it_is(host: str, url: str) -> None:
+    assert advertised_url(host, 9101, registry_address="etcd://127.0.0.1:2379") == url
+    assert loopback_url(host, 9101) == url
+
+
+def test_a_wildcard_address_is_advertised_as_the_one_that_the_registry_sees() -> None:
+    """R11: nobody can dial 0.0.0.0."""
+    assert advertised_url("0.0.0.0", 9101, registry_address="etcd://127.0.0.1:2379") == "http://127.0.0.1:9101"
+    assert loopback_url("0.0.0.0", 9101) == "http://127.0.0.1:9101"
+    assert loopback_url("::", 9101) == "http://[::1]:9101"
+    with pytest.raises(ConfigError, match="advertise="):
+        advertised_url("0.0.0.0", 9101, registry_address="etcd://no-such-host.invalid:2379")
