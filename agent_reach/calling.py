@@ -35,7 +35,8 @@ from agent_reach.routing.explain import Route
 from agent_reach.routing.index import Lookup
 from agent_reach.routing.names import check_capability
 from agent_reach.routing.outcomes import Cancelled, Outcome
-from agent_reach.routing.session import CallPlan, CallSession, Raise, Return, Send, Wait
+from agent_reach.routing.session import CallSession
+from agent_reach.routing.steps import CallPlan, Raise, Return, Send, Wait
 
 __all__ = ["CallOptions", "Caller"]
 

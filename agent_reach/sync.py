@@ -26,8 +26,8 @@ R = TypeVar("R")
 class SyncReachClient:
     """`ReachClient` without `await`: takes the same arguments and runs it on an event loop in its own thread.
 
-    Use it as `with SyncReachClient(...) as reach`. Any number of threads may call at once. Handlers given to it
-    are served in this process (memory registry) or by `serve_forever`.
+    Use it as `with SyncReachClient(...) as reach`. Any number of threads may call at once. It serves handlers to
+    this process only, on a memory registry; an agent for others is `ReachClient(...).run()`, sync handlers and all.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -14,7 +14,7 @@ from agent_reach import codec
 from agent_reach.model import PROTOCOL, ErrorInfo, ReplyEnvelope, problems_of
 from agent_reach.ports import Answer, BadAnswer, DialRequest, DialResult, MaybeExecuted, NeverSent
 from agent_reach.routing.outcomes import LostAnswer, Outcome, Rejected, Succeeded, Unreadable, Unsent
-from agent_reach.routing.session import Send
+from agent_reach.routing.steps import Send
 
 __all__ = ["OutgoingCall", "interpret"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import http.cookiejar
+import os
 import socket
 import ssl
 from collections.abc import Mapping
@@ -201,7 +202,10 @@ def _cause_of(error: BaseException) -> str:
     seen: list[BaseException] = [error]
     for one in seen:
         if isinstance(one, OSError) and one.strerror:
-            return one.strerror
+            # asyncio writes "Connect call failed" over the system's own words; name look-ups and TLS keep theirs.
+            if one.errno is None or isinstance(one, socket.gaierror | ssl.SSLError):
+                return one.strerror
+            return os.strerror(one.errno)
         inner = one.exceptions if isinstance(one, BaseExceptionGroup) else ()
         seen += [e for e in (*inner, one.__cause__, one.__context__) if e is not None and e not in seen]
     return ""

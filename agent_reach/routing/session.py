@@ -18,12 +18,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
-from agent_reach.config import ReachConfig, RetryConfig
-from agent_reach.context import RetryAllowance
+from agent_reach.config import ReachConfig
 from agent_reach.errors import Attempt, ReachError
-from agent_reach.model import ReplyEnvelope
 from agent_reach.routing import backoff, ejection, failures, outcomes
 from agent_reach.routing.breaker import BreakerPermit, BreakerState, Transition, Verdict
 from agent_reach.routing.index import Lookup
@@ -31,67 +28,14 @@ from agent_reach.routing.instance import Candidate, Instance
 from agent_reach.routing.outcomes import Cancelled, Outcome, Rejected, Succeeded, Unsent
 from agent_reach.routing.scoring import PeakEwmaScorer
 from agent_reach.routing.selection import pick
+from agent_reach.routing.steps import CallPlan, Raise, Return, Send, Step, Wait
 
-__all__ = ["CallPlan", "CallSession", "Raise", "Return", "Send", "Step", "Wait"]
+__all__ = ["CallSession"]
 
 # How long a draining instance is left alone; it is gone from the registry sooner (alibaba/dubbo: 30 s).
 _DRAIN_AVOID_S = 30.0
 # How often a call that waits for a place in an instance's in-flight count looks again.
 _PLACE_POLL_S = 0.02
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallPlan:
-    """What was asked for. `started` and `deadline` are on the caller's monotonic clock, in seconds.
-
-    `explicit_timeout`: the caller named a total, so the last attempt may use all that is left of it.
-    `pinned`: only this instance. `preferred`: these first, in order, while they are usable.
-    """
-
-    capability: str
-    request_id: str
-    started: float
-    deadline: float
-    retry: RetryConfig
-    allowance: RetryAllowance
-    explicit_timeout: bool = False
-    pinned: str | None = None
-    preferred: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Send attempt `number` (1-based) to `candidate` and give it `timeout_s` seconds."""
-
-    candidate: Candidate
-    number: int
-    timeout_s: float
-    retry_allowance: int
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """Ask again in `seconds`."""
-
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Return:
-    """The call succeeded."""
-
-    reply: ReplyEnvelope
-    attempts: tuple[Attempt, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Raise:
-    """The call failed."""
-
-    error: ReachError
-
-
-Step: TypeAlias = Send | Wait | Return | Raise
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,7 +91,7 @@ def test_the_dialers_other_results_translate_one_to_one() -> None:
 
 def test_the_envelope_on_the_wire_is_what_the_server_reads() -> None:
     from agent_reach.dialing.exchange import OutgoingCall
-    from agent_reach.routing.session import Send
+    from agent_reach.routing.steps import Send
     from tests.routing.world import CAPABILITY, World, agent
 
     world = World(agent("kb-1"))

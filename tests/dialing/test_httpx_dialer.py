@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import socket
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -346,4 +347,14 @@ def test_a_loop_that_ended_without_closing_us_does_not_spoil_the_next() -> None:
 async def test_making_a_dialer_opens_nothing() -> None:
     dialer = HttpxDialer()
     assert len(dialer._own) == 0
+    await dialer.aclose()
+
+
+async def test_a_failure_to_connect_is_told_in_the_systems_words() -> None:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        port = held.getsockname()[1]
+    dialer = HttpxDialer()
+    assert await dialer.send(dial(f"http://127.0.0.1:{port}/x")) == NeverSent("connect", "Connection refused")
+    assert (await dialer.send(dial("http://nowhere.invalid/x"))).phase == "dns"
     await dialer.aclose()

@@ -27,7 +27,8 @@ from agent_reach.errors import (
 from agent_reach.routing.breaker import BreakerState
 from agent_reach.routing.index import Remove, Upsert
 from agent_reach.routing.outcomes import Cancelled, LostAnswer, Outcome, Succeeded, Unreadable, Unsent
-from agent_reach.routing.session import CallSession, Raise, Return, Send, Wait
+from agent_reach.routing.session import CallSession
+from agent_reach.routing.steps import Raise, Return, Send, Wait
 from tests.routing.world import World, agent, ok, rejected
 
 REFUSED = Unsent("connect", "connection refused")

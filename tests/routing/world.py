@@ -12,7 +12,8 @@ from agent_reach.model import AgentInfo, CapabilityInfo, Endpoint, ErrorInfo, Re
 from agent_reach.routing.index import Index, Upsert
 from agent_reach.routing.outcomes import Rejected, Succeeded
 from agent_reach.routing.scoring import PeakEwmaScorer
-from agent_reach.routing.session import CallPlan, CallSession
+from agent_reach.routing.session import CallSession
+from agent_reach.routing.steps import CallPlan
 
 CAPABILITY = "knowledge.retrieve.v1"
 
