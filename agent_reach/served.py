@@ -32,7 +32,7 @@ _WITHDRAW_S = 1.5
 # How often the app is asked whether it answers yet, and after how long somebody is told that it doesn't.
 _PROBE_EVERY_S = 0.1
 _PROBE_COMPLAINT_S = 10.0
-# Turns of the loop that a list, or a registration and its event, take in process: about six; the rest is reserve.
+# Turns of the loop that a list, or the news of a registration, takes in process: about six; the rest is reserve.
 _SETTLE_TURNS = 20
 
 
@@ -164,15 +164,14 @@ class ServedAgent:
                 "of this process; give this one another agent_id",
                 agent_id=agent_id,
             )
-        # A memory registry answers at once: after these turns of the loop the first list is there, and after those
-        # below we are registered and the other clients on this loop have heard of us. If it is scripted to fail,
-        # `state` says so.
+        # A memory registry answers at once: these turns of the loop bring the first list, and those below bring
+        # word of us to the other clients on this loop.
         await _turns()
         self._check_contracts()
         self._app = self._new_app()
         self._app.start()
         registry.apps[self._local_url] = self._app
-        self._new_announcer(Endpoint(protocol="local", url=self._local_url))
+        await self._new_announcer(Endpoint(protocol="local", url=self._local_url)).first_attempt()
         await _turns()
 
     # --- serving -------------------------------------------------------------------------------------------

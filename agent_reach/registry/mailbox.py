@@ -43,8 +43,7 @@ class Mailbox:
                 self._thread = threading.get_ident()
             try:
                 self._deliver(message)
-            except Exception:  # noqa: BLE001
-                # The boundary to foreign code: its bug must not fail the write of somebody else.
+            except Exception:  # noqa: BLE001 - foreign code: its bug must not fail the write of somebody else
                 _log.exception("a watch callback failed")
             finally:
                 with self._idle:

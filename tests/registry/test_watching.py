@@ -1,0 +1,709 @@
+"""The local view: what is in the registry gets into the index, and stays while the registry is away."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import random
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from agent_reach.config import RegistryConfig
+from agent_reach.errors import Forbidden, RegistryUnavailable
+from agent_reach.events import RecordSkipped
+from agent_reach.ports import Listing, WatchMessage
+from agent_reach.registry.memory import MemoryRegistry
+from agent_reach.registry.trust import Trust
+from agent_reach.testing import ManualClock
+from tests.registry.support import Watched, eventually, info
+
+
+class Counting(MemoryRegistry):
+    """Notes when it was listed and watched; `before` runs before a list, `between` before its answer is used."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(clock)
+        self.listed: list[float] = []
+        self.watched: list[int] = []
+        self.before: Callable[[], None] = lambda: None
+        self.between: Callable[[], None] = lambda: None
+
+    def list(self, namespace: str) -> Listing:
+        self.listed.append(self.clock.now())
+        self.before()
+        listing = super().list(namespace)
+        self.between()
+        return listing
+
+    def watch(
+        self, namespace: str, from_revision: int, deliver: Callable[[WatchMessage], None]
+    ) -> Callable[[], None]:
+        self.watched.append(from_revision)
+        return super().watch(namespace, from_revision, deliver)
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def registry(clock: ManualClock) -> Counting:
+    return Counting(clock)
+
+
+def put(registry: MemoryRegistry, agent_id: str, lease: int | None = None, **fields: str) -> None:
+    registry.put_raw("prod", agent_id, info(agent_id, **fields).to_bytes(), lease)
+
+
+async def loaded(registry: MemoryRegistry, clock: ManualClock, config: RegistryConfig | None = None) -> Watched:
+    watched = Watched(registry, clock, config)
+    watched.watcher.start()
+    await watched.watcher.wait_loaded(5)
+    await clock.settle()
+    return watched
+
+
+# --- list and watch ---------------------------------------------------------------------------------------
+
+
+async def test_what_is_there_is_loaded_and_changes_follow_at_once(clock: ManualClock, registry: Counting) -> None:
+    put(registry, "a")
+    put(registry, "b")
+    watched = await loaded(registry, clock)
+    assert watched.ids == ["a", "b"]
+    assert watched.status == "fresh"
+    assert watched.watcher.view.connected
+    put(registry, "c")
+    registry.delete("prod", "a")
+    await clock.settle()
+    assert watched.ids == ["b", "c"]
+    assert clock.now() == 0
+    assert watched.said == ["connected"]
+    await watched.watcher.stop()
+
+
+async def test_a_peer_that_comes_or_goes_between_list_and_watch_is_not_missed(
+    clock: ManualClock, registry: Counting
+) -> None:
+    put(registry, "a")
+
+    def change() -> None:
+        registry.between = lambda: None
+        registry.delete("prod", "a")
+        put(registry, "b")
+
+    registry.between = change
+    watched = await loaded(registry, clock)
+    assert watched.ids == ["b"]
+    assert len(registry.listed) == 1
+    await watched.watcher.stop()
+
+
+async def test_an_empty_registry_counts_as_loaded(clock: ManualClock, registry: Counting) -> None:
+    watched = await loaded(registry, clock)
+    assert watched.ids == []
+    assert watched.status == "fresh"
+    await watched.watcher.stop()
+
+
+async def test_other_namespaces_stay_out(clock: ManualClock, registry: Counting) -> None:
+    watched = await loaded(registry, clock)
+    registry.put_raw("prod2", "far", info("far", namespace="prod2").to_bytes())
+    await clock.settle()
+    assert watched.ids == []
+    await watched.watcher.stop()
+
+
+async def test_after_a_cut_and_a_compaction_a_departure_in_the_gap_is_seen(
+    clock: ManualClock, registry: Counting
+) -> None:
+    put(registry, "a")
+    put(registry, "b")
+    watched = await loaded(registry, clock)
+    registry.drop_watches("cut")
+    registry.delete("prod", "a")
+    for _ in range(100):
+        put(registry, "b")
+    registry.compact()
+    await clock.advance(1)
+    assert watched.ids == ["b"]
+    assert watched.said == ["connected", "lost", "connected"]
+    await watched.watcher.stop()
+
+
+async def test_a_compacted_watch_lists_again_and_doesnt_loop(clock: ManualClock, registry: Counting) -> None:
+    put(registry, "a")
+    watched = await loaded(registry, clock)
+    registry.drop_watches("compacted", compacted=True)
+    await clock.advance(4)
+    assert len(registry.listed) == 2
+    assert watched.watcher.view.connected
+    await watched.watcher.stop()
+
+
+async def test_a_watch_that_fails_again_and_again_backs_off(clock: ManualClock, registry: Counting) -> None:
+    watched = await loaded(registry, clock)
+    for _ in range(600):
+        registry.drop_watches("again")
+        await clock.advance(0.1)
+    # At the cap of 2 s the mean wait is 1.05 s: about 57 in 60 s.
+    assert len(registry.listed) < 100
+    await watched.watcher.stop()
+
+
+@pytest.mark.parametrize("new_cluster", [False, True])
+async def test_a_wiped_registry_is_a_new_history_whose_newcomers_route_within_two_seconds(
+    clock: ManualClock, registry: Counting, new_cluster: bool
+) -> None:
+    for agent_id in "abc":
+        put(registry, agent_id)
+    watched = await loaded(registry, clock)
+    registry.wipe(new_cluster=new_cluster)
+    put(registry, "d")
+    await clock.advance(2)
+    assert "d" in watched.ids
+    assert watched.index.epoch == 1
+    put(registry, "e")
+    await clock.settle()
+    assert "e" in watched.ids, "low revisions count now"
+    await watched.watcher.stop()
+
+
+async def test_a_silently_dead_watch_is_found_by_the_refresh(clock: ManualClock, registry: Counting) -> None:
+    for _ in range(10):
+        put(registry, "a")
+    watched = await loaded(registry, clock)
+    registry.wipe(silent=True)
+    put(registry, "b")
+    await clock.advance(20)
+    assert watched.ids == ["a", "b"], "a is missing after trouble, so it isn't believed gone yet"
+    put(registry, "c")
+    await clock.settle()
+    assert "c" in watched.ids, "watched anew"
+    await clock.advance(40)
+    assert watched.ids == ["b", "c"]
+    await watched.watcher.stop()
+
+
+async def test_late_mail_of_another_history_is_not_read(clock: ManualClock, registry: Counting) -> None:
+    put(registry, "a")
+    watched = await loaded(registry, clock)
+
+    def replace_the_store() -> None:
+        registry.before = lambda: None
+        put(registry, "z")
+        registry.wipe(silent=True)
+        put(registry, "b")
+
+    registry.before = replace_the_store
+    await clock.advance(20)
+    assert watched.ids == ["a", "b"]
+    await watched.watcher.stop()
+
+
+async def test_another_history_is_noticed_also_when_its_revisions_have_passed_ours(
+    clock: ManualClock, registry: Counting
+) -> None:
+    for agent_id in "abc":
+        put(registry, agent_id)
+    watched = await loaded(registry, clock)
+    registry.wipe()
+    for agent_id in "defgh":
+        put(registry, agent_id)
+    await clock.advance(1)
+    assert watched.index.epoch == 1
+    assert watched.ids == list("abcdefgh"), "and so those who are missing get the time to come back"
+    await watched.watcher.stop()
+
+
+async def test_frozen_watches_delay_news_by_one_refresh_at_most(clock: ManualClock, registry: Counting) -> None:
+    watched = await loaded(registry, clock)
+    registry.freeze_watches()
+    put(registry, "a")
+    await clock.advance(20)
+    assert watched.ids == ["a"]
+    await watched.watcher.stop()
+
+
+async def test_a_new_incarnation_replaces_the_old_one(clock: ManualClock, registry: Counting) -> None:
+    put(registry, "a", incarnation="one")
+    watched = await loaded(registry, clock)
+    put(registry, "a", incarnation="two")
+    await clock.settle()
+    assert watched.index.instances["a"].info.incarnation == "two"
+    await watched.watcher.stop()
+
+
+async def test_an_unchanged_refresh_brings_nothing_to_the_index(clock: ManualClock, registry: Counting) -> None:
+    put(registry, "a")
+    watched = await loaded(registry, clock)
+    await clock.advance(300)
+    assert len(registry.listed) > 10
+    assert len(watched.changes) == 1
+    assert len(registry.watched) == 1
+    assert watched.status == "fresh"
+    await watched.watcher.stop()
+
+
+# --- bad records ------------------------------------------------------------------------------------------
+
+GOOD = json.loads(info("bad").to_bytes())
+BAD = {
+    "not json": b"{",
+    "not utf-8": b"\xff\xfe",
+    "empty": b"",
+    "a list": b"[]",
+    "wrong types": json.dumps({**GOOD, "capabilities": 7}).encode(),
+    "newer schema": json.dumps({**GOOD, "schema": 2}).encode(),
+    "weight nan": info("bad").to_bytes().replace(b'"weight":1.0', b'"weight":NaN'),
+    "weight zero": json.dumps({**GOOD, "weight": 0}).encode(),
+    "weight negative": json.dumps({**GOOD, "weight": -1}).encode(),
+    "bare ipv6": json.dumps({**GOOD, "endpoint": {"url": "http://::1:9000"}}).encode(),
+    "unspecified host": json.dumps({**GOOD, "endpoint": {"url": "http://0.0.0.0:9000"}}).encode(),
+    "another id": info("other").to_bytes(),
+    "another namespace": info("bad", namespace="dev").to_bytes(),
+    "too large": b" " * 20_000,
+}
+
+
+@pytest.mark.parametrize("value", BAD.values(), ids=BAD.keys())
+@pytest.mark.parametrize("when", ["listed", "watched"])
+async def test_a_bad_record_is_skipped_and_told_once_and_the_others_route(
+    clock: ManualClock, registry: Counting, value: bytes, when: str
+) -> None:
+    put(registry, "good-1")
+    if when == "listed":
+        registry.put_raw("prod", "bad", value)
+    watched = await loaded(registry, clock)
+    if when == "watched":
+        registry.put_raw("prod", "bad", value)
+    put(registry, "good-2", url="http://[::1]:9000")
+    await clock.advance(100)
+    assert watched.ids == ["good-1", "good-2"]
+    assert list(watched.watcher.view.skipped) == ["bad"]
+    skipped = [event for event in watched.events if isinstance(event, RecordSkipped)]
+    assert [event.agent_id for event in skipped] == ["bad"]
+    assert skipped[0].reason
+    await watched.watcher.stop()
+
+
+async def test_unknown_fields_are_tolerated(clock: ManualClock, registry: Counting) -> None:
+    registry.put_raw("prod", "bad", json.dumps({**GOOD, "newer": {"x": 1}}).encode())
+    watched = await loaded(registry, clock)
+    assert watched.ids == ["bad"]
+    await watched.watcher.stop()
+
+
+async def test_a_bad_record_is_told_again_only_when_it_changes_and_forgotten_when_mended(
+    clock: ManualClock, registry: Counting
+) -> None:
+    registry.put_raw("prod", "a", b"one")
+    watched = await loaded(registry, clock)
+    registry.put_raw("prod", "a", b"one")
+    registry.put_raw("prod", "a", b"two")
+    await clock.settle()
+    assert sum(isinstance(event, RecordSkipped) for event in watched.events) == 2
+    put(registry, "a")
+    await clock.settle()
+    assert watched.ids == ["a"]
+    assert watched.watcher.view.skipped == {}
+    await watched.watcher.stop()
+
+
+async def test_an_unreadable_update_takes_the_instance_out(clock: ManualClock, registry: Counting) -> None:
+    put(registry, "a")
+    watched = await loaded(registry, clock)
+    registry.put_raw("prod", "a", b"{")
+    await clock.settle()
+    assert watched.ids == []
+    await watched.watcher.stop()
+
+
+@pytest.mark.parametrize("blocking", [False, True])
+async def test_local_endpoints_count_only_in_a_registry_of_this_process(blocking: bool) -> None:
+    class Kind(MemoryRegistry):
+        @property
+        def blocking(self) -> bool:
+            return blocking
+
+    registry = Kind()
+    put(registry, "a", url="local://a")
+    watched = Watched(registry, registry.clock)
+    watched.watcher.start()
+    await watched.watcher.wait_loaded(10)
+    assert watched.ids == ([] if blocking else ["a"])
+    await watched.watcher.stop()
+
+
+# --- freshness --------------------------------------------------------------------------------------------
+
+
+async def test_an_outage_leaves_the_view_stale_but_served_until_the_grace_ends(
+    clock: ManualClock, registry: Counting
+) -> None:
+    for agent_id in "abc":
+        put(registry, agent_id)
+    config = RegistryConfig(stale_grace_s=100.0)
+    watched = await loaded(registry, clock, config)
+    registry.down("cable pulled")
+    await clock.advance(10)
+    assert (watched.status, watched.watcher.view.connected) == ("fresh", False)
+    await clock.advance(15)
+    assert watched.status == "stale"
+    assert watched.ids == ["a", "b", "c"]
+    assert "cable pulled" in str(watched.watcher.view.error)
+    await clock.advance(60)
+    assert watched.ids == ["a", "b", "c"]
+    await clock.advance(50)
+    assert watched.status == "expired"
+    assert watched.ids == []
+    assert watched.said == ["connected", "lost", "stale", "expired"], "each once"
+    registry.up()
+    await clock.advance(3)
+    assert watched.status == "fresh"
+    assert watched.ids == ["a", "b", "c"]
+    await watched.watcher.stop()
+
+
+async def test_failing_lists_beside_a_live_watch_leave_the_view_stale_too(
+    clock: ManualClock, registry: Counting
+) -> None:
+    put(registry, "a")
+    watched = await loaded(registry, clock)
+    registry.fail_next("list", RegistryUnavailable("slow"), times=1000)
+    await clock.advance(21)
+    assert watched.status == "stale"
+    put(registry, "b")
+    await clock.settle()
+    assert watched.status == "fresh", "an event is proof"
+    assert watched.ids == ["a", "b"]
+    await watched.watcher.stop()
+
+
+async def test_progress_is_proof(clock: ManualClock, registry: Counting) -> None:
+    watched = await loaded(registry, clock)
+    await clock.advance(4)
+    registry.progress()
+    await clock.settle()
+    assert watched.watcher.view.proof_at == clock.now()
+    await watched.watcher.stop()
+
+
+async def test_a_wiped_registry_doesnt_empty_the_index_before_its_agents_could_come_back(
+    clock: ManualClock, registry: Counting
+) -> None:
+    for agent_id in "abc":
+        put(registry, agent_id)
+    watched = await loaded(registry, clock)
+    registry.wipe()
+    await clock.advance(5)
+    assert watched.ids == ["a", "b", "c"]
+    assert watched.status == "stale"
+    for agent_id in "ab":
+        put(registry, agent_id)
+    await clock.advance(5)
+    assert watched.ids == ["a", "b", "c"]
+    await clock.advance(10)
+    assert watched.ids == ["a", "b"], "confirmed one lease time later"
+    assert watched.status == "fresh"
+    await watched.watcher.stop()
+
+
+async def test_when_all_are_back_the_doubt_is_over(clock: ManualClock, registry: Counting) -> None:
+    for agent_id in "abc":
+        put(registry, agent_id)
+    watched = await loaded(registry, clock)
+    registry.wipe()
+    await clock.advance(1)
+    assert watched.status == "stale"
+    for agent_id in "abc":
+        put(registry, agent_id)
+    await clock.settle()
+    assert watched.status == "fresh"
+    assert watched.said == ["connected", "lost", "connected", "stale", "connected"]
+    await watched.watcher.stop()
+
+
+async def test_an_empty_list_in_quiet_times_and_removals_by_watch_are_believed_at_once(
+    clock: ManualClock, registry: Counting
+) -> None:
+    for agent_id in "abc":
+        put(registry, agent_id)
+    watched = await loaded(registry, clock)
+    for agent_id in "abc":
+        registry.delete("prod", agent_id)
+    await clock.settle()
+    assert watched.ids == []
+    assert watched.status == "fresh"
+    await watched.watcher.stop()
+
+
+async def test_everybody_gone_after_a_lost_watch_is_not_believed_at_once(
+    clock: ManualClock, registry: Counting
+) -> None:
+    for agent_id in "abc":
+        put(registry, agent_id)
+    watched = await loaded(registry, clock)
+    registry.drop_watches()
+    for agent_id in "abc":
+        registry.delete("prod", agent_id)
+    await clock.advance(2)
+    assert watched.ids == ["a", "b", "c"]
+    await clock.advance(16)
+    assert watched.ids == []
+    assert watched.status == "fresh"
+    await watched.watcher.stop()
+
+
+async def test_everybody_gone_after_a_failed_list_is_not_believed_at_once(
+    clock: ManualClock, registry: Counting
+) -> None:
+    for agent_id in "abc":
+        put(registry, agent_id)
+    watched = await loaded(registry, clock)
+    registry.freeze_watches()
+    for agent_id in "abc":
+        registry.delete("prod", agent_id)
+    registry.fail_next("list", RegistryUnavailable("slow"))
+    await clock.advance(22)
+    assert watched.ids == ["a", "b", "c"]
+    await clock.advance(16)
+    assert watched.ids == []
+    await watched.watcher.stop()
+
+
+async def test_the_only_agent_may_leave_right_after_trouble(clock: ManualClock, registry: Counting) -> None:
+    put(registry, "a")
+    watched = await loaded(registry, clock)
+    registry.down()
+    await clock.advance(5)
+    registry.up()
+    await clock.advance(2)
+    registry.delete("prod", "a")
+    await clock.settle()
+    assert watched.ids == []
+    await watched.watcher.stop()
+
+
+async def test_an_event_after_the_grace_ended_makes_no_half_empty_index_look_fresh(
+    clock: ManualClock, registry: Counting
+) -> None:
+    put(registry, "a")
+    watched = await loaded(registry, clock, RegistryConfig(stale_grace_s=10.0))
+    registry.fail_next("list", RegistryUnavailable("slow"), times=50)
+    await clock.advance(40)
+    assert watched.status == "expired"
+    put(registry, "b")
+    await clock.settle()
+    assert (watched.status, watched.ids) == ("expired", [])
+    await clock.advance(120)
+    assert (watched.status, watched.ids) == ("fresh", ["a", "b"])
+    await watched.watcher.stop()
+
+
+async def test_one_departure_during_trouble_is_believed(clock: ManualClock, registry: Counting) -> None:
+    for agent_id in "abc":
+        put(registry, agent_id)
+    watched = await loaded(registry, clock)
+    registry.down()
+    registry.delete("prod", "a")
+    await clock.advance(30)
+    registry.up()
+    await clock.advance(3)
+    assert watched.ids == ["b", "c"]
+    await watched.watcher.stop()
+
+
+async def test_leases_that_end_all_at_once_when_a_frozen_registry_wakes_are_not_believed(
+    clock: ManualClock, registry: Counting
+) -> None:
+    for agent_id in "abcd":
+        put(registry, agent_id)
+    watched = await loaded(registry, clock)
+    registry.down("frozen")
+    await clock.advance(30)
+    registry.up()
+    await clock.advance(2)
+    for agent_id in "abcd":
+        registry.delete("prod", agent_id)
+    await clock.settle()
+    assert watched.ids == ["c", "d"], "up to half is believed at once"
+    assert watched.status == "stale"
+    for agent_id in "abc":
+        put(registry, agent_id)
+    await clock.advance(17)
+    assert watched.ids == ["a", "b", "c"]
+    assert watched.status == "fresh"
+    await watched.watcher.stop()
+
+
+async def test_each_client_refreshes_by_its_own_clock_and_never_all_in_one_second(clock: ManualClock) -> None:
+    registries = [Counting(clock) for _ in range(100)]
+    watchers = [Watched(registry, clock, seed=seed) for seed, registry in enumerate(registries)]
+    for watched in watchers:
+        watched.watcher.start()
+    for _ in range(300):
+        await clock.advance(1)
+    for registry in registries:
+        gaps = [b - a for a, b in itertools.pairwise(registry.listed)]
+        assert 5 <= gaps[0] <= 20, "the first early, so that clients part ways"
+        assert all(15 <= gap <= 20.001 for gap in gaps[1:])
+    buckets = [0] * 301
+    for registry in registries:
+        for at in registry.listed[1:]:
+            buckets[int(at)] += 1
+    assert max(buckets) <= 15
+    for watched in watchers:
+        await watched.watcher.stop()
+
+
+# --- waiting, stopping, errors ----------------------------------------------------------------------------
+
+
+async def test_waiting_runs_out_with_the_address_and_the_reason(clock: ManualClock, registry: Counting) -> None:
+    registry.down("no route")
+    watched = Watched(registry, clock)
+    watched.watcher.start()
+    waiting = asyncio.create_task(watched.watcher.wait_loaded(5))
+    await clock.advance(5)
+    with pytest.raises(RegistryUnavailable, match=r"within 5 s.*memory://local.*no route"):
+        await waiting
+    registry.up()
+    await clock.advance(3)
+    await watched.watcher.wait_loaded(0)
+    await watched.watcher.stop()
+
+
+async def test_a_refusal_is_told_at_once(clock: ManualClock, registry: Counting) -> None:
+    registry.fail_next("list", Forbidden("no read permission"))
+    watched = Watched(registry, clock)
+    watched.watcher.start()
+    with pytest.raises(Forbidden, match="no read permission"):
+        await watched.watcher.wait_loaded(5)
+    await clock.advance(1)
+    await watched.watcher.wait_loaded(5)
+    await watched.watcher.stop()
+
+
+async def test_many_waiters_share_one_list(clock: ManualClock, registry: Counting) -> None:
+    watched = Watched(registry, clock)
+    watched.watcher.start()
+    await asyncio.gather(*(watched.watcher.wait_loaded(5) for _ in range(50)))
+    assert len(registry.listed) == 1
+    await watched.watcher.stop()
+
+
+async def test_after_stop_nothing_is_applied(clock: ManualClock, registry: Counting) -> None:
+    watched = await loaded(registry, clock)
+    put(registry, "late")
+    await watched.watcher.stop()
+    put(registry, "later")
+    await clock.advance(60)
+    assert watched.ids == []
+    assert len(registry.listed) == 1
+
+
+async def test_with_a_blocking_registry_only_the_results_touch_the_application_loop() -> None:
+    class Remote(MemoryRegistry):
+        threads: set[int] = set()  # noqa: RUF012
+
+        @property
+        def blocking(self) -> bool:
+            return True
+
+        def list(self, namespace: str) -> Listing:
+            self.threads.add(threading.get_ident())
+            return super().list(namespace)
+
+    registry = Remote()
+    put(registry, "a")
+    watched = Watched(registry, registry.clock)
+    applied_on: set[int] = set()
+    watched.watcher._apply = lambda change: (applied_on.add(threading.get_ident()), watched.apply(change))
+    watched.watcher.start()
+    await watched.watcher.wait_loaded(10)
+    put(registry, "b")
+    await eventually(lambda: watched.ids == ["a", "b"])
+    assert registry.threads.isdisjoint({threading.get_ident()})
+    assert applied_on == {threading.get_ident()}
+    await watched.watcher.stop(10)
+    await eventually(lambda: not any(t.name == "agent-reach-watcher" for t in threading.enumerate()))
+
+
+async def test_stopping_while_a_list_hangs_is_bounded() -> None:
+    hold = threading.Event()
+
+    class Stuck(MemoryRegistry):
+        @property
+        def blocking(self) -> bool:
+            return True
+
+        def list(self, namespace: str) -> Listing:
+            hold.wait(20)
+            return super().list(namespace)
+
+    registry = Stuck()
+    put(registry, "a")
+    watched = Watched(registry, registry.clock)
+    watched.watcher.start()
+    await watched.watcher.stop(0.05)
+    hold.set()
+    await eventually(lambda: not any(t.name == "agent-reach-watcher" for t in threading.enumerate()))
+    assert watched.changes == []
+
+
+async def test_a_callback_that_fails_doesnt_end_the_watch(clock: ManualClock, registry: Counting) -> None:
+    problems: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(context["exception"]))
+    watched = await loaded(registry, clock)
+    apply, watched.watcher._apply = watched.watcher._apply, lambda change: 1 / 0  # type: ignore[return-value]
+    put(registry, "a")
+    await clock.settle()
+    watched.watcher._apply = apply
+    put(registry, "b")
+    await clock.settle()
+    assert watched.ids == ["b"]
+    assert isinstance(problems[0], ZeroDivisionError)
+    await watched.watcher.stop()
+
+
+def test_trust_begins_its_wait_anew_when_the_store_is_lost_again() -> None:
+    trust = Trust(confirm_s=15.0)
+    trust.store_lost(0.0)
+    assert not trust.believes_list({"a", "b"}, (), 1.0)
+    trust.store_lost(10.0)
+    assert not trust.believes_list({"a", "b"}, (), 17.0)
+    assert trust.confirm_at == 25.0
+    assert trust.believes_list({"a", "b"}, (), 25.0)
+    assert trust.confirm_at is None
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_whatever_happens_the_index_ends_up_as_the_registry(seed: int) -> None:
+    clock = ManualClock()
+    registry = Counting(clock)
+    rng = random.Random(seed)
+    watched = await loaded(registry, clock)
+    for _ in range(60):
+        match rng.randrange(9):
+            case 0 | 1 | 2 | 3:
+                put(registry, f"a{rng.randrange(8)}", incarnation=str(rng.random()))
+            case 4 | 5:
+                registry.delete("prod", f"a{rng.randrange(8)}")
+            case 6:
+                registry.drop_watches()
+            case 7:
+                rng.choice([registry.freeze_watches, registry.thaw_watches, registry.compact])()
+            case 8:
+                rng.choice([registry.down, registry.up, registry.wipe, lambda: registry.wipe(silent=True)])()
+        await clock.advance(rng.choice([0, 0, 0.05, 1, 5]))
+    registry.up()
+    await clock.advance(120)
+    there = {record.agent_id: record.value for record in MemoryRegistry.list(registry, "prod").records}
+    assert {agent_id: i.info.to_bytes() for agent_id, i in watched.index.instances.items()} == there
+    assert watched.status == "fresh"
+    await watched.watcher.stop()
