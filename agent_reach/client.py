@@ -81,7 +81,7 @@ class ReachClient:
         clock: Clock | None = None,
         rng: random.Random | None = None,
     ) -> None:
-        specs = specs_of(handlers)
+        specs = specs_of(handlers, name=name)
         self._identity = identify(
             agent_id=agent_id,
             name=name,
@@ -227,7 +227,7 @@ class ReachClient:
         capability: str | Route,
         payload: Mapping[str, Any] | BaseModel | None = None,
         *,
-        response_model: None = None,
+        response_model: Any = None,
         **keywords: Unpack[CallKeywords],
     ) -> Reply[Any]: ...
 

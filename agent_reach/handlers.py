@@ -142,8 +142,10 @@ def capability(
     return decorate
 
 
-def specs_of(handlers: Iterable[Any]) -> tuple[HandlerSpec, ...]:
+def specs_of(handlers: Iterable[Any], *, name: str | None = None) -> tuple[HandlerSpec, ...]:
     """Resolve what a client was given: decorated functions, bound methods, instances and classes.
+
+    `name` is the agent's, whatever its handlers say.
 
     Raises ConfigError for undecorated things, for two handlers of one capability or soft alias, and for
     handlers that say different things of the agent they belong to.
@@ -157,7 +159,7 @@ def specs_of(handlers: Iterable[Any]) -> tuple[HandlerSpec, ...]:
         specs += found
         agents.append(agent)
     _check_names(specs)
-    return _with_agent(specs, agents)
+    return _with_agent(specs, agents, name)
 
 
 def _mark(target: Any, declaration: Declaration, local_names: Mapping[str, Any]) -> None:
@@ -311,20 +313,21 @@ def _check_names(specs: Sequence[HandlerSpec]) -> None:
         owners[name] = owner
 
 
-def _with_agent(specs: Sequence[HandlerSpec], agents: Sequence[Agent]) -> tuple[HandlerSpec, ...]:
+def _with_agent(specs: Sequence[HandlerSpec], agents: Sequence[Agent], name: str | None) -> tuple[HandlerSpec, ...]:
     """Give every spec the agent-level data of all of them together."""
 
     def agreed(what: str, values: Iterable[Any]) -> Any:
         stated = list(dict.fromkeys(value for value in values if value is not None))
         if len(stated) > 1:
-            raise ConfigError(f"handlers of one agent disagree on {what}: {stated[0]!r} and {stated[1]!r}")
+            advice = "; pass name= to ReachClient" if what == "name" else ""
+            raise ConfigError(f"handlers of one agent disagree on {what}: {stated[0]!r} and {stated[1]!r}{advice}")
         return stated[0] if stated else None
 
     metadata = {
         key: agreed(f"metadata {key!r}", (agent.metadata.get(key) for agent in agents))
         for key in dict.fromkeys(key for agent in agents for key in agent.metadata)
     }
-    name = agreed("name", (agent.name for agent in agents))
+    name = name or agreed("name", (agent.name for agent in agents))
     weight = agreed("weight", (agent.weight for agent in agents))
     version = agreed("version", (agent.version for agent in agents))
     # Without a class that says so, an agent is as new as the newest contract it serves.

@@ -93,7 +93,7 @@ class SyncReachClient:
         capability: str | Route,
         payload: Mapping[str, Any] | BaseModel | None = None,
         *,
-        response_model: None = None,
+        response_model: Any = None,
         **keywords: Unpack[CallKeywords],
     ) -> Reply[Any]: ...
 

@@ -198,11 +198,13 @@ async def test_a_mounted_agent_whose_contract_clashes_says_so_in_its_state(
         "late", handlers=[other], registry=registry, advertise=f"http://127.0.0.1:{port}", config=strict
     )
     caplog.set_level(logging.INFO)
-    async with ReachClient("kb-1", handlers=[retrieve], registry=registry):
-        async with hosted(agent.asgi(), port):  # type: ignore[arg-type]
-            await until(lambda: agent.state.registration == "refused")
-            assert isinstance(agent.state.registry_error, SchemaConflict)
-            assert [info.agent_id for info in agent.agents()] == ["kb-1"]
+    async with (
+        ReachClient("kb-1", handlers=[retrieve], registry=registry),
+        hosted(agent.asgi(), port),  # type: ignore[arg-type]
+    ):
+        await until(lambda: agent.state.registration == "refused")
+        assert isinstance(agent.state.registry_error, SchemaConflict)
+        assert [info.agent_id for info in agent.agents()] == ["kb-1"]
     assert "registration refused" in caplog.text
 
 
@@ -218,10 +220,14 @@ async def test_a_mounted_agent_whose_contract_clashes_says_so_in_its_state(
 )
 async def test_what_is_missing_to_serve_is_named(arguments: dict[str, object], start: str, message: str) -> None:
     async with ReachClient(registry=MemoryRegistry(), **arguments) as reach:
-        with pytest.raises(ConfigError, match=message):
+
+        async def begin() -> None:
             result = getattr(reach, start)()
             if asyncio.iscoroutine(result):
                 await result
+
+        with pytest.raises(ConfigError, match=message):
+            await begin()
 
 
 async def test_handlers_without_an_address_are_refused_on_a_shared_registry() -> None:

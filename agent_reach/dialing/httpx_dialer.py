@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import http.cookiejar
 import os
 import socket
 import ssl
@@ -27,25 +26,24 @@ _LIMITS = httpx.Limits(max_connections=1000, max_keepalive_connections=200, keep
 class HttpxDialer:
     """Implements the `Dialer` port with httpx.
 
-    Without `client` it opens its own: no proxies from the environment, no redirects, no cookies. A client given
-    by the user (for a proxy, client certificates, `ASGITransport`, `MockTransport`) keeps its own settings and
-    is never closed here; only redirects are off whatever it says.
+    Without `client` it keeps its own connections: no proxies from the environment, no redirects, no cookies. A
+    client given by the user (for a proxy, client certificates, `ASGITransport`, `MockTransport`) keeps its own
+    settings and is never closed here; only redirects are off whatever it says.
     """
 
     def __init__(self, client: httpx.AsyncClient | None = None) -> None:
         self._given = client
         # Connections belong to the event loop they were opened in; a second loop gets a client of its own.
-        self._own: dict[asyncio.AbstractEventLoop, httpx.AsyncClient] = {}
+        self._own: dict[asyncio.AbstractEventLoop, httpx.AsyncHTTPTransport] = {}
 
     async def send(self, request: DialRequest) -> DialResult:
         """POST once and say how far it got; never raises but for cancellation."""
-        client = self._given or self._own_client()
-        if client.is_closed:
+        if self._given is not None and self._given.is_closed:
             return NeverSent("local", "the httpx client that this dialer was given is closed", local=True)
         progress = _Progress(traceable=self._given is None)
         try:
             async with asyncio.timeout(request.timeout_s) as limit:
-                return await self._exchange(client, request, progress)
+                return await self._exchange(request, progress)
         except TimeoutError as error:
             if limit.expired():
                 return progress.out_of_time(request.timeout_s)
@@ -56,46 +54,46 @@ class HttpxDialer:
             await progress.abandon()
 
     async def aclose(self) -> None:
-        """Close our own client of the running loop; those of loops that ended went with them."""
-        client = self._own.pop(asyncio.get_running_loop(), None)
-        if client is not None:
-            await client.aclose()
+        """Close our own connections of the running loop; those of loops that ended went with them."""
+        transport = self._own.pop(asyncio.get_running_loop(), None)
+        if transport is not None:
+            await transport.aclose()
 
-    def _own_client(self) -> httpx.AsyncClient:
-        loop = asyncio.get_running_loop()
-        client = self._own.get(loop)
-        if client is None:
-            # Nothing can be closed in a loop that is closed itself; the collector takes the sockets.
-            self._own = {other: kept for other, kept in self._own.items() if not other.is_closed()}
-            client = self._own[loop] = httpx.AsyncClient(
-                trust_env=False,
-                follow_redirects=False,
-                limits=_LIMITS,
-                # Cookies ignore ports: one set by an agent would go to every other agent on its host.
-                cookies=http.cookiejar.CookieJar(http.cookiejar.DefaultCookiePolicy(allowed_domains=[])),
-                headers={"user-agent": "agent-reach"},
-            )
-        return client
-
-    async def _exchange(self, client: httpx.AsyncClient, request: DialRequest, progress: _Progress) -> DialResult:
+    async def _exchange(self, request: DialRequest, progress: _Progress) -> DialResult:
         # Connecting and waiting for a place have their own limit; reading and writing only the total.
         limits = httpx.Timeout(None, connect=request.connect_timeout_s, pool=request.connect_timeout_s)
-        outgoing = client.build_request(
-            "POST",
-            request.url,
-            # A compressed answer could unpack to a thousand times what the bound allows.
-            headers={**request.headers, "accept-encoding": "identity"},
-            content=request.body,
-            timeout=limits,
-            extensions={"trace": progress.trace},
-        )
-        progress.built = True
-        response = await client.send(outgoing, stream=True, follow_redirects=False)
+        # A compressed answer could unpack to a thousand times what the bound allows.
+        headers = {**request.headers, "accept-encoding": "identity"}
+        extensions = {"trace": progress.trace, "timeout": limits.as_dict()}
+        if self._given is None:
+            # The bare transport: a client would add redirects, cookies (which ignore ports, so one agent's would
+            # go to every other on its host), a log line per request, and as much time again.
+            headers["user-agent"] = "agent-reach"
+            outgoing = httpx.Request(
+                "POST", request.url, headers=headers, content=request.body, extensions=extensions
+            )
+            progress.built = True
+            response = await self._own_transport().handle_async_request(outgoing)
+        else:
+            outgoing = self._given.build_request(
+                "POST", request.url, headers=headers, content=request.body, timeout=limits, extensions=extensions
+            )
+            progress.built = True
+            response = await self._given.send(outgoing, stream=True, follow_redirects=False)
         try:
             progress.status = response.status_code
             return await _read(response, request.max_reply_bytes)
         finally:
             await response.aclose()
+
+    def _own_transport(self) -> httpx.AsyncHTTPTransport:
+        loop = asyncio.get_running_loop()
+        transport = self._own.get(loop)
+        if transport is None:
+            # Nothing can be closed in a loop that is closed itself; the collector takes the sockets.
+            self._own = {other: kept for other, kept in self._own.items() if not other.is_closed()}
+            transport = self._own[loop] = httpx.AsyncHTTPTransport(trust_env=False, limits=_LIMITS)
+        return transport
 
 
 async def _read(response: httpx.Response, max_bytes: int) -> Answer | BadAnswer:

@@ -48,7 +48,9 @@ _CHANNEL_OPTIONS = {
     # A hung server is noticed after 10 s + 5 s at most; without the ping timeout it took over a minute.
     "grpc.keepalive_time_ms": 10_000,
     "grpc.keepalive_timeout_ms": 5_000,
-    "grpc.keepalive_permit_without_calls": 1,
+    # Only while a call is open: etcd takes idle pings for abuse and drops the connection (ENHANCE_YOUR_CALM) at the
+    # third. A watch is always open, and unary calls have their own time limit.
+    "grpc.keepalive_permit_without_calls": 0,
     "grpc.http2.max_pings_without_data": 0,
     "grpc.http2.ping_timeout_ms": 5_000,
     # The default of 4 MB is less than 10,000 records.

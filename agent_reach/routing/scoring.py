@@ -1,8 +1,10 @@
 """(candidate, now) -> cost. Lower is better; a cost is an estimate of seconds until an answer.
 
-    cost = decayed peak latency x (calls in flight + 1) / (weight x warm-up share)
+    cost = decayed peak latency x (calls in flight + 1) / weight
 
-After finagle `PeakEwma.scala`; warm-up after Envoy `slow_start.rst`, linear from the floor to 1.
+After finagle `PeakEwma.scala`. Slow start (Envoy `slow_start.rst`, linear from the floor to 1) is no part of the
+cost: the better of two is picked, so a handicap would keep a newcomer from every call until it is gone. It is a
+share of the draws instead, taken in selection.py.
 """
 
 from __future__ import annotations
@@ -17,9 +19,10 @@ __all__ = ["PeakEwmaScorer", "Score"]
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A cost with its parts: latency in seconds, calls in flight, announced weight, warm-up share 0..1.
+    """A cost with its parts: latency in seconds, calls in flight, announced weight.
 
-    `known` is False while the instance has no history, so that `latency_s` is an assumption.
+    `warm`, 0..1, is the share of its draws that an instance takes part in. `known` is False while the instance has
+    no history, so that `latency_s` is an assumption.
     """
 
     cost: float
@@ -31,10 +34,9 @@ class Score:
 
     def __str__(self) -> str:
         latency = f"{self.latency_s * 1000:.1f} ms" if self.known else f"{self.latency_s * 1000:.0f} ms assumed"
-        return (
-            f"cost {self.cost:.4f} = latency {latency} x ({self.in_flight} in flight + 1)"
-            f" / (weight {self.weight:g} x warm {self.warm:.2f})"
-        )
+        warming = f", warming up ({self.warm:.0%})" if self.warm < 1 else ""
+        load = f"({self.in_flight} in flight + 1)"
+        return f"cost {self.cost:.4f} = latency {latency} x {load} / weight {self.weight:g}{warming}"
 
 
 class PeakEwmaScorer:
@@ -48,19 +50,21 @@ class PeakEwmaScorer:
     def score(self, candidate: Candidate, now: float, rivals: tuple[Candidate, ...] = ()) -> Score:
         """Return the cost of sending one more call to `candidate` at `now`.
 
-        An instance without history is taken for as fast as the fastest of its `rivals` with one: a fixed guess
-        would either flood a newcomer or starve it.
+        An instance without history is taken for as fast as the fastest of its `rivals` that answered last: a fixed
+        guess would either flood a newcomer or starve it.
         """
         known = candidate.latency.samples > 0
         latency_s = candidate.latency.at(now) if known else self._assumed(now, rivals)
         instance = candidate.instance
         weight = instance.info.weight
         warm = self._warm(now - instance.warm_from)
-        cost = latency_s * (instance.in_flight + 1) / (weight * warm)
+        cost = latency_s * (instance.in_flight + 1) / weight
         return Score(cost, latency_s, instance.in_flight, weight, warm, known)
 
     def _assumed(self, now: float, rivals: tuple[Candidate, ...]) -> float:
-        known = [rival.latency.at(now) for rival in rivals if rival.latency.samples > 0]
+        known = [
+            rival.latency.at(now) for rival in rivals if rival.latency.samples > 0 and not rival.latency.failed
+        ]
         return min(known, default=self._config.seed_latency_s)
 
     def _warm(self, age_s: float) -> float:

@@ -24,7 +24,7 @@ def pick(
     now: float,
     rng: random.Random,
 ) -> Candidate | None:
-    """Return the cheaper of two usable candidates drawn at random; None if none is usable."""
+    """Return the better of two usable candidates drawn at random; None if none is usable."""
     count = len(candidates)
     if count < 2:
         return candidates[0] if count and usable(candidates[0]) else None
@@ -36,21 +36,28 @@ def pick(
         one, other = candidates[first], candidates[second]
         one_usable, other_usable = usable(one), usable(other)
         if one_usable and other_usable:
-            return _cheaper(one, other, scorer, now)
+            return _better(one, other, scorer, now, rng)
         if one_usable or other_usable:
             return one if one_usable else other
     left = [candidate for candidate in candidates if usable(candidate)]
     if not left:
         return None
     one = left[int(rng.random() * len(left))]
-    return _cheaper(one, left[int(rng.random() * len(left))], scorer, now)
+    return _better(one, left[int(rng.random() * len(left))], scorer, now, rng)
 
 
-def _cheaper(one: Candidate, other: Candidate, scorer: PeakEwmaScorer, now: float) -> Candidate:
-    """The better of two; one whose breaker waits for its probe comes first, or it would never be heard of again:
-    its failures made it look slow for longer than it is shut out.
+def _better(one: Candidate, other: Candidate, scorer: PeakEwmaScorer, now: float, rng: random.Random) -> Candidate:
+    """The better of two.
+
+    One whose breaker waits for its probe comes first, or it would never be heard of again: its failures made it
+    look slow for longer than it is shut out. One that warms up takes part in its share of the draws only.
     """
     if one.instance.breaker.probe_due(now) != other.instance.breaker.probe_due(now):
         return one if one.instance.breaker.probe_due(now) else other
     pair = (one, other)
-    return one if scorer.score(one, now, pair).cost <= scorer.score(other, now, pair).cost else other
+    its, others = scorer.score(one, now, pair), scorer.score(other, now, pair)
+    # Relative to its rival: where all are new, nobody is held back.
+    share = min(its.warm, others.warm) / max(its.warm, others.warm)
+    if share < 1 and rng.random() >= share:
+        return one if its.warm > others.warm else other
+    return one if its.cost <= others.cost else other

@@ -230,7 +230,8 @@ class CallSession:
         if verdict is Verdict.SUCCESS:
             candidate.latency.observe(elapsed_s, now)
         elif verdict is Verdict.FAILURE:
-            candidate.latency.observe(max(elapsed_s, self._config.scoring.failure_latency_s), now)
+            booked_s = max(elapsed_s, self._config.scoring.failure_latency_s)
+            candidate.latency.observe(booked_s, now, failed=True)
         transition = instance.breaker.record(
             flight.breaker, verdict, now, self._rng, lambda: self._may_shut_out(instance, now)
         )

@@ -17,21 +17,24 @@ class PeakEwma:
     Without samples the average fades to 0, so that an instance once slow is tried again.
     """
 
-    __slots__ = ("_at", "_decay_s", "_value_s", "samples")
+    __slots__ = ("_at", "_decay_s", "_value_s", "failed", "samples")
 
     def __init__(self, decay_s: float) -> None:
         self._decay_s = decay_s
         self._value_s = 0.0
         self._at = 0.0
         self.samples = 0
+        # True if the latest sample is what a failure was booked as, and so no latency of an answer.
+        self.failed = False
 
     def at(self, now: float) -> float:
         """Return the average as of `now`, in seconds; 0.0 without samples."""
         return self._value_s * math.exp(-max(0.0, now - self._at) / self._decay_s)
 
-    def observe(self, latency_s: float, now: float) -> None:
-        """Take in one sample, in seconds."""
+    def observe(self, latency_s: float, now: float, *, failed: bool = False) -> None:
+        """Take in one sample, in seconds; `failed` if it stands for a failure."""
         self.samples += 1
+        self.failed = failed
         if latency_s > self._value_s:
             self._value_s = latency_s
         else:

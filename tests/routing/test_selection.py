@@ -33,7 +33,8 @@ def test_cost_is_latency_times_calls_in_flight_over_weight() -> None:
     candidate.instance.in_flight = 2
     score = world.scorer.score(candidate, 100.0)
     assert score.cost == pytest.approx(0.4 * 3 / 2)
-    assert "latency 400.0 ms x (2 in flight + 1) / (weight 2 x warm 1.00)" in str(score)
+    assert str(score) == "cost 0.6000 = latency 400.0 ms x (2 in flight + 1) / weight 2"
+    assert "warming up (10%)" in str(world.scorer.score(candidate, 0.0))
 
 
 def test_a_new_instance_warms_up_over_ten_seconds() -> None:
@@ -50,6 +51,39 @@ def test_an_instance_without_history_is_taken_for_as_fast_as_its_rival() -> None
     known.latency.observe(3.0, 100.0)
     assert world.scorer.score(unknown, 100.0, (known, unknown)).latency_s == 3.0
     assert not world.scorer.score(unknown, 100.0).known
+    # What a failure was booked as is nobody's latency.
+    known.latency.observe(5.0, 100.0, failed=True)
+    assert world.scorer.score(unknown, 100.0, (known, unknown)).latency_s == world.config.scoring.seed_latency_s
+
+
+def test_a_newcomer_gets_a_growing_share_of_the_calls_and_not_none_until_it_is_warm() -> None:
+    """Of two equal instances, one of them new: a tenth of its half, then half of it after 5 s, all after 10 s."""
+    shares = {}
+    for age_s in (0.0, 5.0, 10.0):
+        world = World(agent("old"), agent("new"))
+        for candidate in candidates(world):
+            candidate.latency.observe(0.1, 100.0)
+        world.index.instances["old"].warm_from = -100.0
+        world.index.instances["new"].warm_from = 100.0 - age_s
+        picks = 0
+        for _ in range(2000):
+            # Whichever was picked is busy, so the next draw would go to the other: equal instances take turns.
+            chosen = pick(candidates(world), anyone, world.scorer, 100.0, world.rng)
+            picks += chosen.agent_id == "new"
+            for candidate in candidates(world):
+                candidate.instance.in_flight = int(candidate is chosen)
+        shares[age_s] = picks / 2000
+    assert 0.03 < shares[0.0] < 0.15
+    assert 0.25 < shares[5.0] < 0.40
+    assert 0.45 < shares[10.0] < 0.55
+
+
+def test_where_all_are_new_nobody_is_held_back() -> None:
+    world = World(agent("a"), agent("b"))
+    for candidate in candidates(world):
+        candidate.latency.observe(0.1, 0.0)
+    world.index.instances["b"].in_flight = 1
+    assert share(world, "a", now=0.0) == 1.0
 
 
 def test_a_slow_instance_of_three_gets_little_and_an_instance_of_double_weight_more() -> None:

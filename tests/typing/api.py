@@ -54,6 +54,8 @@ async def response_model_types_the_reply(reach: ReachClient) -> None:
     assert_type(await reach.call("a.b.v1", Article(title="x"), response_model=Article), Reply[Article])
     assert_type((await reach.call("a.b.v1", response_model=Article, timeout=2.0)).data, Article)
     assert_type(await reach.call("a.b.v1", response_model=list[str]), Reply[list[str]])
+    # A union is no type[T]; it is checked at run time and typed as Any.
+    assert_type(await reach.call("a.b.v1", response_model=Article | None), Reply[Any])
 
 
 async def a_route_can_be_called(reach: ReachClient) -> None:

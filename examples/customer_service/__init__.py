@@ -1,0 +1,1 @@
+"""A customer service of five agents that find and call each other through etcd."""
