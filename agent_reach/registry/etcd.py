@@ -21,6 +21,7 @@ import grpc
 import pyetcd
 from pyetcd.exceptions import Etcd3Exception, NoServerAvailableError
 from pyetcd.utils import prefix_range_end
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
 
 from agent_reach.config import RegistryConfig
 from agent_reach.errors import ConfigError, Forbidden, ReachError, RegistryUnavailable, Unauthorized
@@ -199,13 +200,7 @@ class EtcdRegistry:
 
         Returns once etcd confirmed the watch.
         """
-        for last in (False, True):
-            try:
-                return self._open_watch(namespace, from_revision, deliver)
-            except _StaleTokenError as error:
-                if last:
-                    raise Unauthorized(self._text(f"refused the watch: {error}")) from None
-        raise AssertionError("unreachable")
+        return self._twice_at_most(lambda: self._open_watch(namespace, from_revision, deliver))
 
     def close(self) -> None:
         """Close connections; leases are left to end by themselves unless revoked."""
@@ -221,8 +216,9 @@ class EtcdRegistry:
     # --- requests -----------------------------------------------------------------------------------------
 
     def _ask(self, role: str, action: Callable[[Any], T]) -> T:
-        """Run one request on the client of that role and translate what goes wrong; log in again if told to."""
-        for last in (False, True):
+        """Run one request on the client of that role and translate what goes wrong."""
+
+        def ask() -> T:
             client = None
             try:
                 client = self._client(role)
@@ -230,16 +226,26 @@ class EtcdRegistry:
             except (grpc.RpcError, Etcd3Exception) as error:
                 code, details = code_and_details(error)
                 stale_token = any(text in details for text in _STALE_TOKEN)
-                compacted = code is grpc.StatusCode.OUT_OF_RANGE
                 if stale_token or isinstance(error, NoServerAvailableError):
                     self._discard(role, client)
-                if (stale_token or compacted) and not last:
-                    continue
-                raise self._translate(code, details) from None
+                problem = self._translate(code, details)
+                # Compacted between two pages of a list: the next list begins at a newer revision.
+                if stale_token or code is grpc.StatusCode.OUT_OF_RANGE:
+                    raise _AskAgain(problem) from None
+                raise problem from None
             except ValueError as error:
                 # gRPC's way to say that the channel was closed meanwhile.
                 raise self._translate(None, str(error)) from None
-        raise AssertionError("unreachable")
+
+        return self._twice_at_most(ask)
+
+    @staticmethod
+    def _twice_at_most(ask: Callable[[], T]) -> T:
+        """Ask, and once more where that mends it: a new login, a list from the start."""
+        try:
+            return Retrying(stop=stop_after_attempt(2), retry=retry_if_exception_type(_AskAgain), reraise=True)(ask)
+        except _AskAgain as again:
+            raise again.problem from None
 
     def _translate(self, code: grpc.StatusCode | None, details: str) -> ReachError | LeaseLost:
         if "requested lease not found" in details:
@@ -331,7 +337,7 @@ class EtcdRegistry:
         self._cancel_watch(watch)
         code, details = problem
         if any(text in details for text in _STALE_TOKEN):
-            raise _StaleTokenError(details)
+            raise _AskAgain(self._translate(code, details))
         raise self._translate(code, details)
 
     def _members_to_watch(self) -> Sequence[str]:
@@ -351,8 +357,12 @@ class EtcdRegistry:
             self._watches.discard(watch)
 
 
-class _StaleTokenError(Exception):
-    """A watch was refused because its token aged out."""
+class _AskAgain(Exception):
+    """A request failed in a way that asking once more may mend; `problem` is what to raise if it doesn't."""
+
+    def __init__(self, problem: Exception) -> None:
+        super().__init__(str(problem))
+        self.problem = problem
 
 
 def _tls(ca: str | None, cert: str | None, key: str | None) -> grpc.ChannelCredentials:

@@ -34,6 +34,9 @@ __all__ = ["CallSession"]
 
 # How long a draining instance is left alone; it is gone from the registry sooner (alibaba/dubbo: 30 s).
 _DRAIN_AVOID_S = 30.0
+# How long an instance is taken at its word that it is overloaded. Longer than most deadlines, and short enough that
+# a lone instance with a wrong Retry-After doesn't stay dark.
+_LONGEST_BUSY_S = 60.0
 # How often a call that waits for a place in an instance's in-flight count looks again.
 _PLACE_POLL_S = 0.02
 
@@ -249,7 +252,7 @@ class CallSession:
             case Rejected():
                 state, instance.load = outcome.state, outcome.load or instance.load
                 if outcome.retry_after_s is not None and not outcome.error.executed:
-                    instance.busy_until = now + outcome.retry_after_s
+                    instance.busy_until = now + min(outcome.retry_after_s, _LONGEST_BUSY_S)
             case _:
                 return
         if state == "draining":
