@@ -200,7 +200,23 @@ class EtcdRegistry:
 
         Returns once etcd confirmed the watch.
         """
-        return self._twice_at_most(lambda: self._open_watch(namespace, from_revision, deliver))
+        with self._lock:
+            self._check_usable()
+        try:
+            client = self._connect(self._members_to_watch())
+        except (grpc.RpcError, Etcd3Exception) as error:
+            raise self._translate(*code_and_details(error)) from None
+        watch = EtcdWatch(client, prefix_of(namespace), from_revision, deliver, self._watch_ended)
+        with self._lock:
+            self._watches.add(watch)
+            closed = self._closed
+        if closed:
+            watch.cancel()
+        problem = watch.wait_created(self._timeout_s)
+        if problem is None:
+            return lambda: self._cancel_watch(watch)
+        self._cancel_watch(watch)
+        raise self._translate(*problem)
 
     def close(self) -> None:
         """Close connections; leases are left to end by themselves unless revoked."""
@@ -237,12 +253,8 @@ class EtcdRegistry:
                 # gRPC's way to say that the channel was closed meanwhile.
                 raise self._translate(None, str(error)) from None
 
-        return self._twice_at_most(ask)
-
-    @staticmethod
-    def _twice_at_most(ask: Callable[[], T]) -> T:
-        """Ask, and once more where that mends it: a new login, a list from the start."""
         try:
+            # Once more where that mends it: after a new login, or with a list from the start.
             return Retrying(stop=stop_after_attempt(2), retry=retry_if_exception_type(_AskAgain), reraise=True)(ask)
         except _AskAgain as again:
             raise again.problem from None
@@ -315,30 +327,6 @@ class EtcdRegistry:
         return client
 
     # --- watches ------------------------------------------------------------------------------------------
-
-    def _open_watch(
-        self, namespace: str, from_revision: int, deliver: Callable[[WatchMessage], None]
-    ) -> Callable[[], None]:
-        with self._lock:
-            self._check_usable()
-        try:
-            client = self._connect(self._members_to_watch())
-        except (grpc.RpcError, Etcd3Exception) as error:
-            raise self._translate(*code_and_details(error)) from None
-        watch = EtcdWatch(client, prefix_of(namespace), from_revision, deliver, self._watch_ended)
-        with self._lock:
-            self._watches.add(watch)
-            closed = self._closed
-        if closed:
-            watch.cancel()
-        problem = watch.wait_created(self._timeout_s)
-        if problem is None:
-            return lambda: self._cancel_watch(watch)
-        self._cancel_watch(watch)
-        code, details = problem
-        if any(text in details for text in _STALE_TOKEN):
-            raise _AskAgain(self._translate(code, details))
-        raise self._translate(code, details)
 
     def _members_to_watch(self) -> Sequence[str]:
         """All endpoints but those where a watch just failed; all of them if none is left."""
