@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from urllib.parse import urlsplit
 
 from agent_reach.errors import ConfigError
 from agent_reach.model import check_url
 
-__all__ = ["advertised_url", "loopback_url"]
+__all__ = ["advertised_url", "loopback_url", "parse_listen"]
 
 _WILDCARDS = ("0.0.0.0", "::", "")  # noqa: S104 - told apart, not bound
+
+
+def parse_listen(listen: str) -> tuple[str, int]:
+    """Return (host, port) of `host:port` or `[ipv6]:port`. Raises ConfigError for anything else."""
+    match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.%]+)\]|([^\[\]:/@\s]*)):([0-9]{1,5})", str(listen))
+    if match is None or int(match[3]) > 65535 or not (match[1] or match[2]):
+        raise ConfigError(
+            f"listen={listen!r} must be host:port, like '0.0.0.0:9101' or '[::1]:9101'; port 0 takes a free one"
+        )
+    return match[1] or match[2], int(match[3])
 
 
 def advertised_url(host: str, port: int, *, registry_address: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import random
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -13,7 +12,7 @@ from typing import Any, assert_never
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from agent_reach import codec
-from agent_reach.config import ReachConfig, RetryConfig
+from agent_reach.config import RetryConfig
 from agent_reach.context import RetryAllowance, current_call
 from agent_reach.dialing.exchange import OutgoingCall, interpret
 from agent_reach.errors import (
@@ -25,10 +24,9 @@ from agent_reach.errors import (
     InvalidReply,
     ReachError,
 )
-from agent_reach.events import BreakerChanged, CallEnded, Event
+from agent_reach.events import BreakerChanged, CallEnded
 from agent_reach.knowledge import Knowledge
 from agent_reach.model import problems_of
-from agent_reach.ports import Clock, Dialer
 from agent_reach.reply import Reply
 from agent_reach.routing import outcomes
 from agent_reach.routing.explain import Route
@@ -37,6 +35,7 @@ from agent_reach.routing.names import check_capability
 from agent_reach.routing.outcomes import Cancelled, Outcome
 from agent_reach.routing.session import CallSession
 from agent_reach.routing.steps import CallPlan, Raise, Return, Send, Wait
+from agent_reach.runtime import Runtime
 
 __all__ = ["CallOptions", "Caller"]
 
@@ -68,26 +67,15 @@ class CallOptions:
 class Caller:
     """Makes calls for one client."""
 
-    def __init__(
-        self,
-        agent_id: str,
-        namespace: str,
-        *,
-        knowledge: Knowledge,
-        dialer_for: Callable[[str], Dialer],
-        config: ReachConfig,
-        clock: Clock,
-        rng: random.Random,
-        emit: Callable[[Event], None],
-    ) -> None:
+    def __init__(self, agent_id: str, namespace: str, *, knowledge: Knowledge, runtime: Runtime) -> None:
         self._agent_id = agent_id
         self._namespace = namespace
         self._knowledge = knowledge
-        self._dialer_for = dialer_for
-        self._config = config
-        self._clock = clock
-        self._rng = rng
-        self._emit = emit
+        self._dialer_for = runtime.dialer_for
+        self._config = runtime.config
+        self._clock = runtime.clock
+        self._rng = runtime.rng
+        self._emit = runtime.emit
 
     async def call(self, capability: str | Route, payload: Any, options: CallOptions) -> Reply[Any]:
         """Carry out one call, as `ReachClient.call` promises."""
@@ -153,7 +141,6 @@ class Caller:
             wall=self._clock.wall(),
             connect_timeout_s=self._config.timeouts.connect_s,
             max_reply_bytes=self._config.serving.max_body_bytes,
-            span_id=secrets.token_hex(8),
         )
         result = await self._dialer_for(request.url).send(request)
         return interpret(
@@ -185,7 +172,7 @@ class Caller:
             target_capability=capability,
             payload_json=self._encode(payload, capability, request_id),
             hop=hop,
-            idempotency_key=options.idempotency_key or request_id,
+            idempotency_key=options.idempotency_key,
             context_id=options.context_id or inherited,
             metadata=dict(options.metadata or {}),
         )

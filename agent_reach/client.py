@@ -29,6 +29,7 @@ from agent_reach.registry.urls import open_registry
 from agent_reach.reply import ClientState, Reply
 from agent_reach.routing.explain import Explanation, Route
 from agent_reach.routing.names import check_capability
+from agent_reach.runtime import Runtime
 from agent_reach.served import ServedAgent
 from agent_reach.serving.asgi import ReachApp
 
@@ -102,38 +103,14 @@ class ReachClient:
         # Ours to close, and to open anew if this client is entered again.
         self._registry_url = wanted if isinstance(wanted, str) else None
         self._clock = clock or _clock_of(self._registry)
-        self._rng = rng or random.Random()
         self._observers: tuple[Observer, ...] = (LogObserver(), *observers)
         self._local = LocalDialer(self._registry.apps) if isinstance(self._registry, MemoryRegistry) else None
         self._dialer: Dialer = dialer or HttpxDialer()
         self._owns_dialer = dialer is None
-        self._knowledge = Knowledge(
-            self.namespace,
-            config=self._config,
-            clock=self._clock,
-            rng=self._rng,
-            emit=self._emit,
-        )
-        self._caller = Caller(
-            self.agent_id,
-            self.namespace,
-            knowledge=self._knowledge,
-            dialer_for=self._dialer_for,
-            config=self._config,
-            clock=self._clock,
-            rng=self._rng,
-            emit=self._emit,
-        )
-        self._served = ServedAgent(
-            self._identity,
-            specs,
-            knowledge=self._knowledge,
-            dialer_for=self._dialer_for,
-            config=self._config,
-            clock=self._clock,
-            rng=self._rng,
-            emit=self._emit,
-        )
+        runtime = Runtime(self._config, self._clock, rng or random.Random(), self._emit, self._dialer_for)
+        self._knowledge = Knowledge(self.namespace, runtime)
+        self._caller = Caller(self.agent_id, self.namespace, knowledge=self._knowledge, runtime=runtime)
+        self._served = ServedAgent(self._identity, specs, knowledge=self._knowledge, runtime=runtime)
         self._open = self._was_closed = False
 
     def __repr__(self) -> str:
@@ -192,22 +169,31 @@ class ReachClient:
         return self._served.asgi(enter=self.__aenter__, leave=self.aclose)
 
     async def serve_forever(self) -> None:
-        """Serve `listen` until SIGTERM or SIGINT, then drain; a second signal hurries.
+        """Serve until SIGTERM or SIGINT, then drain; a second signal hurries.
 
-        The registry entry appears once `/invoke` answers and goes first when draining. Raises ConfigError for a
-        taken port or a missing extra, AgentIdInUse if another live process holds the agent id.
+        Listening began when the client was opened; the registry entry appears once `/invoke` answers, and goes
+        first when draining. Raises AgentIdInUse if another live process holds the agent id, SchemaConflict where
+        the settings refuse a clash.
         """
         self._require_open()
         await self._served.serve_forever()
 
     def run(self) -> None:
-        """Open, `serve_forever`, close; for a program that does nothing else."""
+        """Open, `serve_forever`, close; for a program that does nothing else.
+
+        Raises SystemExit with the error's message in one line where that fails, ConfigError in a running loop.
+        """
 
         async def main() -> None:
             async with self:
                 await self.serve_forever()
 
-        asyncio.run(main())
+        if asyncio._get_running_loop() is not None:
+            raise ConfigError("run() makes an event loop of its own; inside one, await serve_forever()")
+        try:
+            asyncio.run(main())
+        except ReachError as error:
+            raise SystemExit(f"{type(error).__name__}: {error}") from None
 
     # --- calling -------------------------------------------------------------------------------------------
 

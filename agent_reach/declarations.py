@@ -62,7 +62,8 @@ def declare(
     if len(names) == 1 and callable(names[0]):
         raise ConfigError("the decorator needs brackets and a name: @register_agent('domain.action.v1')")
     for name in names:
-        check_capability(name)
+        if check_capability(name).startswith("reach."):
+            raise ConfigError(f"{name!r}: the domain 'reach' is the library's own; choose another")
     if not isinstance(version, str) or not _SEMVER.fullmatch(version):
         raise ConfigError(f"version={version!r} must be a semantic version like '1.0.0'")
     if description is not None and not isinstance(description, str):

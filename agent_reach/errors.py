@@ -56,8 +56,9 @@ __all__ = [
 class Attempt:
     """One try of a call: where it went and how it ended.
 
-    `outcome` is one of `ok`, `never_sent`, `maybe_executed`, `rejected`, `unreadable`, `cancelled`;
-    `detail` says it in words. `elapsed_s` is the time that this attempt took, in seconds.
+    `outcome` is one of `ok`, `never_sent`, `refused` (answered, nothing ran), `failed` (answered, it ran),
+    `maybe_executed` (no answer), `unreadable`, `cancelled`; `detail` says it in words. `elapsed_s` is the time
+    that this attempt took, in seconds. `executed` is False only if it is certain that nothing ran.
     """
 
     number: int
@@ -66,6 +67,7 @@ class Attempt:
     outcome: str
     detail: str
     elapsed_s: float
+    executed: bool = True
 
     def __str__(self) -> str:
         text = f"#{self.number} {self.agent_id} at {self.url}: {self.outcome}"

@@ -34,7 +34,10 @@ class CallEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallServed:
-    """A request to us was answered. `outcome` is `ok` or the error type that went back."""
+    """A request to us was answered. `outcome` is `ok` or the error type that went back.
+
+    `error` is what the handler raised, for its traceback; None if nothing was raised here.
+    """
 
     request_id: str
     trace_id: str
@@ -45,6 +48,7 @@ class CallServed:
     elapsed_ms: float
     outcome: str
     detail: str = ""
+    error: BaseException | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +96,7 @@ class ContractClash:
     capability: str
     agent_id: str
     other_agent_id: str
+    detail: str = ""
 
 
 Event: TypeAlias = (

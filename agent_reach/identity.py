@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from agent_reach.addresses import parse_listen
 from agent_reach.errors import ConfigError
 from agent_reach.model import check_agent_id, check_namespace, check_url
 
@@ -48,6 +49,16 @@ def identify(
 
     wanted_id = given(agent_id, "AGENT_ID")
     stem = name or default_name
+    settled_listen = given(listen, "LISTEN")
+    if settled_listen is not None:
+        parse_listen(settled_listen)
+    for argument, value in (("agent_id", wanted_id), ("name", name), ("zone", zone)):
+        if value is not None and not isinstance(value, str):
+            raise ConfigError(f"{argument}={value!r} must be text; were handlers= or registry= meant?")
+    try:
+        check_agent_id(stem)
+    except ValueError as error:
+        raise ConfigError(f"name={stem!r} can't begin an agent id: {error}") from None
     try:
         settled_id = check_agent_id(wanted_id or f"{stem}-{secrets.token_hex(4)}")
         settled_namespace = check_namespace(given(namespace, "NAMESPACE") or "default")
@@ -63,7 +74,7 @@ def identify(
         name=stem if name or not wanted_id else wanted_id,
         namespace=settled_namespace,
         registry=given(registry, "REGISTRY"),
-        listen=given(listen, "LISTEN"),
+        listen=settled_listen,
         advertise=settled_advertise,
         zone=given(zone, "ZONE"),
     )

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import random
 import secrets
-from collections.abc import Callable
 
-from agent_reach.config import ReachConfig
 from agent_reach.errors import ReachError, RegistryUnavailable
-from agent_reach.events import Event
 from agent_reach.model import AgentInfo
-from agent_reach.ports import Clock, Registry
+from agent_reach.ports import Registry
 from agent_reach.registry.hosting import Signal
 from agent_reach.registry.watching import Watcher, WatchView
 from agent_reach.routing import failures
@@ -18,6 +14,7 @@ from agent_reach.routing.explain import Route, explain
 from agent_reach.routing.index import Change, Index, Lookup
 from agent_reach.routing.names import near_names
 from agent_reach.routing.scoring import PeakEwmaScorer
+from agent_reach.runtime import Runtime
 
 __all__ = ["Knowledge"]
 
@@ -25,25 +22,14 @@ __all__ = ["Knowledge"]
 class Knowledge:
     """The index with its watcher. Used on one event loop only."""
 
-    def __init__(
-        self,
-        namespace: str,
-        *,
-        config: ReachConfig,
-        clock: Clock,
-        rng: random.Random,
-        emit: Callable[[Event], None],
-    ) -> None:
-        self._address = ""
+    def __init__(self, namespace: str, runtime: Runtime) -> None:
         self._namespace = namespace
-        self._config = config
-        self._clock = clock
-        self._rng = rng
-        self._emit = emit
-        self._changed = Signal()
-        self.index = Index(config)
-        self.scorer = PeakEwmaScorer(config.scoring)
+        self._runtime = runtime
+        self._address = ""
         self._watcher: Watcher | None = None
+        self._changed = Signal()
+        self.index = Index(runtime.config)
+        self.scorer = PeakEwmaScorer(runtime.config.scoring)
 
     @property
     def view(self) -> WatchView:
@@ -59,7 +45,7 @@ class Knowledge:
     def age_s(self) -> float | None:
         """Seconds since the registry last proved what we know; None before the first proof."""
         proof_at = self.view.proof_at
-        return None if proof_at is None else max(0.0, self._clock.now() - proof_at)
+        return None if proof_at is None else max(0.0, self._runtime.clock.now() - proof_at)
 
     async def open(self, registry: Registry) -> None:
         """Begin to watch; wait for the first list only where the settings say that its failure is fatal."""
@@ -68,14 +54,14 @@ class Knowledge:
             registry,
             self._namespace,
             apply=self._apply,
-            config=self._config.registry,
-            clock=self._clock,
-            rng=self._rng,
-            emit=self._emit,
+            config=self._runtime.config.registry,
+            clock=self._runtime.clock,
+            rng=self._runtime.rng,
+            emit=self._runtime.emit,
         )
         self._watcher.start()
-        if self._config.registry.on_unavailable == "fail":
-            await self._watcher.wait_loaded(self._config.timeouts.discovery_s)
+        if self._runtime.config.registry.on_unavailable == "fail":
+            await self._watcher.wait_loaded(self._runtime.config.timeouts.discovery_s)
 
     async def close(self) -> None:
         """Stop watching, and forget what was known: nobody would keep it current."""
@@ -92,7 +78,7 @@ class Knowledge:
         if self._watcher is None or self.view.status != "starting":
             return
         try:
-            await self._watcher.wait_loaded(min(timeout_s, self._config.timeouts.discovery_s))
+            await self._watcher.wait_loaded(min(timeout_s, self._runtime.config.timeouts.discovery_s))
         except ReachError as error:
             error.capability, error.request_id = call.get("capability"), call.get("request_id")
             raise
@@ -106,7 +92,7 @@ class Knowledge:
         found = self.index.lookup(capability)
         if found.candidates and (pinned is None or any(c.agent_id == pinned for c in found.candidates)):
             return found
-        call: failures.Call = {"capability": capability, "request_id": request_id}
+        call: failures.Call = {"capability": capability, "request_id": request_id, "attempts": ()}
         if not found.candidates and self.view.status in ("starting", "expired"):
             reason = f": {self.view.error}" if self.view.error else ""
             text = f"nothing is known of {capability}: the registry {self._address} can't be asked{reason}"
@@ -117,11 +103,13 @@ class Knowledge:
             near=near_names(capability, self.index.capabilities),
             pinned=pinned,
             known=len(found.candidates),
+            stale_s=self.age_s if self.stale else None,
         )
 
     async def wait_for(self, capability: str, timeout_s: float) -> tuple[AgentInfo, ...]:
         """Return the instances of `capability` as soon as there is one; after `timeout_s` raise as `offered`."""
-        found = await self._changed.wait_for(lambda: self.agents(capability) or None, self._clock, timeout_s)
+        clock = self._runtime.clock
+        found = await self._changed.wait_for(lambda: self.agents(capability) or None, clock, timeout_s)
         if found is None:
             self.offered(capability, pinned=None, request_id=secrets.token_hex(16))
             return self.agents(capability)
@@ -138,13 +126,13 @@ class Knowledge:
         return explain(
             capability,
             self.index.lookup(capability),
-            config=self._config,
+            config=self._runtime.config,
             scorer=self.scorer,
-            now=self._clock.now(),
+            now=self._runtime.clock.now(),
             stale=self.stale,
             age_s=self.age_s,
         )
 
     def _apply(self, change: Change) -> None:
-        self.index.apply(change, self._clock.now())
+        self.index.apply(change, self._runtime.clock.now())
         self._changed.fire()

@@ -17,6 +17,7 @@ from agent_reach import codec
 
 __all__ = [
     "MAX_RECORD_BYTES",
+    "PING",
     "PROTOCOL",
     "AgentInfo",
     "CapabilityInfo",
@@ -32,6 +33,8 @@ __all__ = [
 ]
 
 PROTOCOL: Literal["reach/1"] = "reach/1"
+# Answered by every agent, offered by none: is this the process that the record means?
+PING = "reach.ping.v1"
 # Every watcher receives every record: 10,000 agents of 1 KB are a 10 MB list, of 16 KB already 160 MB.
 MAX_RECORD_BYTES = 16 * 1024
 

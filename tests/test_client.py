@@ -635,7 +635,7 @@ async def test_two_contracts_under_one_name_are_warned_of_or_refused_as_set() ->
             (clash,) = seen.of(ContractClash)
             assert (clash.agent_id, clash.other_agent_id) == ("kb-2", "kb-1")
         strict = ReachConfig(registry=RegistryConfig(schema_policy="refuse"))
-        with pytest.raises(SchemaConflict, match="raise the major version"):
+        with pytest.raises(SchemaConflict, match="give the new contract a new major version, or set"):
             async with ReachClient("kb-3", handlers=[other], registry=registry, config=strict):
                 pass
 

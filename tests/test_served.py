@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import httpx
 import pytest
@@ -215,7 +216,6 @@ async def test_a_mounted_agent_whose_contract_clashes_says_so_in_its_state(
         ({}, "serve_forever", "nothing to serve"),
         ({}, "asgi", "nothing to serve"),
         ({"handlers": [retrieve]}, "asgi", "advertise="),
-        ({"handlers": [retrieve], "listen": "nonsense"}, "serve_forever", "listen"),
     ],
 )
 async def test_what_is_missing_to_serve_is_named(arguments: dict[str, object], start: str, message: str) -> None:
@@ -228,6 +228,52 @@ async def test_what_is_missing_to_serve_is_named(arguments: dict[str, object], s
 
         with pytest.raises(ConfigError, match=message):
             await begin()
+
+
+@pytest.mark.parametrize("listen", ["nonsense", ":9101", "127.0.0.1:99999", "::1:9101", 9101, "http://127.0.0.1:1"])
+def test_a_bad_listen_is_refused_when_the_client_is_built(listen: Any) -> None:
+    with pytest.raises(ConfigError, match="must be host:port"):
+        ReachClient(handlers=[retrieve], registry="memory://x", listen=listen)
+
+
+async def test_a_client_with_listen_serves_from_the_moment_it_is_open_until_it_is_closed() -> None:
+    """Nobody has to call serve_forever: that only waits for a signal and drains."""
+    registry = MemoryRegistry()
+    async with ReachClient(registry=registry) as reach:
+        async with ReachClient("kb-1", handlers=[retrieve], registry=registry, listen="127.0.0.1:0") as kb:
+            (info,) = await reach.wait_for(CAPABILITY, timeout=10)
+            assert kb.state.registered
+            assert (await reach.call(CAPABILITY, {"query": "x"})).agent_id == "kb-1"
+        assert reach.agents() == ()
+        with socket.socket() as probe:
+            port = int(info.endpoint.url.rpartition(":")[2])
+            assert probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+async def test_a_taken_port_is_told_when_the_client_is_opened() -> None:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        held.listen()
+        listen = f"127.0.0.1:{held.getsockname()[1]}"
+        with pytest.raises(ConfigError, match=f"listen={listen} is taken"):
+            async with ReachClient(handlers=[retrieve], registry=MemoryRegistry(), listen=listen):
+                pass
+
+
+async def test_run_refuses_to_start_a_loop_inside_one() -> None:
+    with pytest.raises(ConfigError, match="await serve_forever"):
+        ReachClient(handlers=[retrieve], registry=MemoryRegistry(), listen="127.0.0.1:0").run()
+
+
+def test_run_ends_with_one_line_where_it_cannot_serve() -> None:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        held.listen()
+        agent = ReachClient(
+            handlers=[retrieve], registry=MemoryRegistry(), listen=f"127.0.0.1:{held.getsockname()[1]}"
+        )
+        with pytest.raises(SystemExit, match=r"^ConfigError: listen=.* is taken"):
+            agent.run()
 
 
 async def test_handlers_without_an_address_are_refused_on_a_shared_registry() -> None:

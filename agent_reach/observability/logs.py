@@ -11,6 +11,7 @@ import dataclasses
 import logging
 from typing import Any, assert_never
 
+from agent_reach.errors import ReachError
 from agent_reach.events import (
     BreakerChanged,
     CallEnded,
@@ -23,9 +24,6 @@ from agent_reach.events import (
 )
 
 __all__ = ["LogObserver"]
-
-# A library stays silent where the application set up no logging; without this, warnings would go to stderr.
-logging.getLogger("agent_reach").addHandler(logging.NullHandler())
 
 _GOOD_NEWS = {"connected", "fresh", "registered", "withdrawn", "registering"}
 
@@ -42,7 +40,11 @@ class LogObserver:
         if not logging.getLogger(name).isEnabledFor(level):
             return
         fields = {field.name: getattr(event, field.name) for field in dataclasses.fields(event)}
+        error = fields.pop("error", None)
         shown = {key: _short(value) for key, value in fields.items() if value is not None and value != ""}
+        if error is not None and not isinstance(error, ReachError):
+            # An error of a nested call says all there is to say; its traceback would be that of this library.
+            shown["exc_info"] = error
         self._logger(name).log(level, text, **shown)
 
     def _logger(self, name: str) -> Any:
@@ -65,9 +67,11 @@ def _describe(event: Event) -> tuple[str, int, str]:
     """Return (logger, level, text)."""
     match event:
         case CallEnded():
-            return "agent_reach.calls", _level(event.outcome == "ok"), "call"
+            # Whoever called is given the error; what to make of it is theirs to say.
+            return "agent_reach.calls", logging.INFO, "call"
         case CallServed():
-            return "agent_reach.serving", _level(event.outcome == "ok"), "served"
+            bug = event.error is not None or event.outcome == "InvalidResult"
+            return "agent_reach.serving", logging.ERROR if bug else logging.INFO, "served"
         case BreakerChanged():
             return "agent_reach.calls", _level(event.after != "open"), f"breaker {event.after}"
         case RegistryChanged():
@@ -92,6 +96,6 @@ def _short(value: Any) -> Any:
 
 def _to_record(_logger: Any, _method: str, event: Any) -> tuple[tuple[str], dict[str, Any]]:
     """Last structlog step: the arguments of the standard logger's method."""
-    text = event.pop("event")
+    text, error = event.pop("event"), event.pop("exc_info", None)
     fields = " ".join(f"{key}={value}" for key, value in event.items())
-    return (f"{text} {fields}",), {"extra": dict(event)}
+    return (f"{text} {fields}",), {"extra": dict(event), "exc_info": error}

@@ -28,18 +28,21 @@ class Risk(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class CandidateView:
-    """A usable instance with its score, part by part."""
+    """A usable instance with its score, part by part. `recent`: successes and failures of the breaker's window."""
 
     agent_id: str
     url: str
     zone: str | None
     score: Score
     breaker: str
+    recent: tuple[int, int]
     load: LoadReport | None
 
     def __str__(self) -> str:
+        succeeded, failed = self.recent
+        recent = f", {failed} of the last {succeeded + failed} calls failed" if failed else ""
         load = f"; says {self.load.in_flight} running, {self.load.queued} queued" if self.load else ""
-        return f"{self.agent_id} at {self.url}: {self.score}; breaker {self.breaker}{load}"
+        return f"{self.agent_id} at {self.url}: {self.score}; breaker {self.breaker}{recent}{load}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +79,7 @@ class Explanation:
     def __str__(self) -> str:
         total = len(self.candidates) + len(self.excluded)
         age = "never confirmed" if self.age_s is None else f"{self.age_s:.1f} s old"
-        flags = [f"knowledge {age}{', stale' if self.stale else ''}", f"risk {self.risk.value}"]
+        flags = [f"index {age}{', stale' if self.stale else ''}", f"risk {self.risk.value}"]
         if self.deprecated:
             flags.append("answered by a newer version (soft alias)")
         if self.panic:
@@ -135,6 +138,7 @@ def _view(candidate: Candidate, now: float, rivals: Sequence[Candidate], scorer:
         instance.info.zone,
         score,
         instance.breaker.state.value,
+        instance.breaker.counts(now),
         instance.load,
     )
 

@@ -21,7 +21,17 @@ from agent_reach.errors import (
     RemoteError,
     Unauthorized,
 )
-from agent_reach.routing.outcomes import Cancelled, LostAnswer, Outcome, Rejected, Succeeded, Unreadable, Unsent
+from agent_reach.routing.outcomes import (
+    Cancelled,
+    LostAnswer,
+    Outcome,
+    Rejected,
+    Succeeded,
+    Unreadable,
+    Unsent,
+    executed,
+    label,
+)
 
 __all__ = ["Call", "attempt_of", "deadline_passed", "failed", "gone", "none_admitted", "not_found"]
 
@@ -41,7 +51,13 @@ _BY_STATUS: dict[int, type[ReachError]] = {401: Unauthorized, 403: Forbidden}
 
 
 def not_found(
-    call: Call, *, namespace: str, near: tuple[str, ...], pinned: str | None, known: int
+    call: Call,
+    *,
+    namespace: str,
+    near: tuple[str, ...],
+    pinned: str | None,
+    known: int,
+    stale_s: float | None = None,
 ) -> AgentNotFound:
     """Nobody offers it, or the instance asked for doesn't."""
     capability = call["capability"]
@@ -50,7 +66,11 @@ def not_found(
         text += f"; {known} other instance(s) do: call without agent_id=" if known else ", nor does any other"
     else:
         text = f"nobody offers {capability} in namespace {namespace!r}"
-        text += f". Did you mean {' or '.join(near)}?" if near else ". Is the agent running and registered there?"
+        text += (
+            f". Did you mean {' or '.join(near)}?" if near else ". Is the agent running? wait_for() waits for it"
+        )
+    if stale_s is not None:
+        text += f" (as known {stale_s:.0f} s ago; the registry is away since)"
     return AgentNotFound(text, near=near, **call)
 
 
@@ -64,7 +84,7 @@ def none_admitted(call: Call, *, known: int, retry_after_s: float | None, busy: 
     capability = call["capability"]
     when = "" if retry_after_s is None else f"; the first may be tried again in {retry_after_s:.1f} s"
     if busy:
-        text = f"all {known} instance(s) of {capability} are at their limit{when}. Nothing was executed"
+        text = f"all {known} instance(s) of {capability} are at their limit{when}. {_what_ran(call)}"
         return Overloaded(text, retry_after_s=retry_after_s, **call)
     text = f"{capability} is offered by {known} instance(s), but all are shut out after failures{when}"
     return NoHealthyAgent(text, retry_after_s=retry_after_s, **call)
@@ -78,7 +98,7 @@ def deadline_passed(call: Call, *, phase: str, total_s: float, last: Outcome | N
     text = f"{call['capability']} had no answer within {total_s:.3g} s; the time was up {where}"
     if last is not None:
         text += f" ({_say(last)})"
-    return DeadlineExceeded(f"{text}. Give it more with timeout=, or look at the attempts", phase=phase, **call)
+    return DeadlineExceeded(f"{text}. {_what_ran(call)}; give it more with timeout=", phase=phase, **call)
 
 
 def failed(call: Call, outcome: Outcome, *, agent_id: str, idempotent: bool) -> ReachError:
@@ -119,10 +139,10 @@ def _outcome_unknown(call: Call, agent_id: str, detail: str) -> OutcomeUnknown:
 
 def _unsent(call: Call, outcome: Unsent, agent_id: str) -> ReachError:
     if outcome.local:
-        text = f"{call['capability']} could not be sent from this process ({outcome.detail}); nothing was executed"
+        text = f"{call['capability']} could not be sent from this process ({outcome.detail}). {_what_ran(call)}"
         return Overloaded(text, **call) if outcome.phase == "pool" else ProtocolError(text, **call)
     text = f"no instance of {call['capability']} could be reached; last {agent_id}: {outcome.detail}"
-    return NoHealthyAgent(f"{text}. Nothing was executed", **call)
+    return NoHealthyAgent(f"{text}. {_what_ran(call)}", **call)
 
 
 def _rejected(call: Call, outcome: Rejected, agent_id: str, idempotent: bool) -> ReachError:
@@ -139,7 +159,8 @@ def _rejected(call: Call, outcome: Rejected, agent_id: str, idempotent: bool) ->
     if cut_short and not idempotent:
         return _outcome_unknown(call, agent_id, error.message)
     if error.type == "DeadlineExceeded" and outcome.status == 504:
-        return DeadlineExceeded(said, phase="remote", **call)
+        text = f"{capability} didn't end on {agent_id} within the time of an attempt: {error.message}"
+        return DeadlineExceeded(text if error.executed else said, phase="remote", **call)
     # What ran and failed is the handler's error, also where a nested call of its own gave it one of our types.
     return _remote_error(call, outcome, agent_id) if error.executed else _refused(call, outcome, agent_id, said)
 
@@ -152,7 +173,7 @@ def _refused(call: Call, outcome: Rejected, agent_id: str, said: str) -> ReachEr
             f"{error.message} (refused by {agent_id}; nothing ran)", problems=error.problems, **call
         )
     if error.type == "Overloaded" or outcome.status == 429 or outcome.state == "draining":
-        return Overloaded(f"{said}. Nothing was executed", retry_after_s=outcome.retry_after_s, **call)
+        return Overloaded(f"{said}. {_what_ran(call)}", retry_after_s=outcome.retry_after_s, **call)
     if error.type in ("UnknownCapability", "Misdirected"):
         return NoHealthyAgent(f"{said}. Its registry record is out of date", **call)
     if error.type == "NotStarted":
@@ -173,6 +194,13 @@ def _remote_error(call: Call, outcome: Rejected, agent_id: str) -> RemoteError:
     )
 
 
+def _what_ran(call: Call) -> str:
+    """The sentence that a caller acts on: it must be true of every attempt, not only of the last."""
+    if any(attempt.executed for attempt in call["attempts"]):
+        return "An earlier attempt may have been executed"
+    return "Nothing was executed"
+
+
 def _say(outcome: Outcome) -> str:
     match outcome:
         case Rejected():
@@ -185,7 +213,7 @@ def _say(outcome: Outcome) -> str:
             assert_never(outcome)
 
 
-def attempt_of(number: int, agent_id: str, url: str, named: tuple[str, str], elapsed_s: float) -> Attempt:
+def attempt_of(number: int, agent_id: str, url: str, outcome: Outcome, elapsed_s: float) -> Attempt:
     """Build the record of one attempt; details are cut, since some come from peers."""
-    outcome, detail = named
-    return Attempt(number, agent_id, url, outcome, detail[:300], elapsed_s)
+    name, detail = label(outcome)
+    return Attempt(number, agent_id, url, name, detail[:300], elapsed_s, executed(outcome))

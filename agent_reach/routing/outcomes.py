@@ -90,7 +90,8 @@ def label(outcome: Outcome) -> tuple[str, str]:
         case Succeeded():
             return "ok", ""
         case Rejected():
-            return "rejected", f"{outcome.status} {outcome.error.type}: {outcome.error.message}"
+            name = "failed" if outcome.error.executed else "refused"
+            return name, f"{outcome.status} {outcome.error.type}: {outcome.error.message}"
         case Unsent():
             return "never_sent", f"{outcome.phase}: {outcome.detail}"
         case LostAnswer():

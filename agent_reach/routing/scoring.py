@@ -22,7 +22,8 @@ class Score:
     """A cost with its parts: latency in seconds, calls in flight, announced weight.
 
     `warm`, 0..1, is the share of its draws that an instance takes part in. `known` is False while the instance has
-    no history, so that `latency_s` is an assumption.
+    no history, so that `latency_s` is an assumption; `failed` if its latest call failed, so that `latency_s` is
+    what a failure is booked as.
     """
 
     cost: float
@@ -31,9 +32,14 @@ class Score:
     weight: float
     warm: float
     known: bool
+    failed: bool
 
     def __str__(self) -> str:
-        latency = f"{self.latency_s * 1000:.1f} ms" if self.known else f"{self.latency_s * 1000:.0f} ms assumed"
+        latency = f"{self.latency_s * 1000:.1f} ms"
+        if not self.known:
+            latency += " (assumed)"
+        elif self.failed:
+            latency += " (booked for a failure)"
         warming = f", warming up ({self.warm:.0%})" if self.warm < 1 else ""
         load = f"({self.in_flight} in flight + 1)"
         return f"cost {self.cost:.4f} = latency {latency} x {load} / weight {self.weight:g}{warming}"
@@ -59,7 +65,7 @@ class PeakEwmaScorer:
         weight = instance.info.weight
         warm = self._warm(now - instance.warm_from)
         cost = latency_s * (instance.in_flight + 1) / weight
-        return Score(cost, latency_s, instance.in_flight, weight, warm, known)
+        return Score(cost, latency_s, instance.in_flight, weight, warm, known, candidate.latency.failed)
 
     def _assumed(self, now: float, rivals: tuple[Candidate, ...]) -> float:
         known = [

@@ -141,9 +141,7 @@ class CallSession:
         candidate = flight.send.candidate
         self._learn(flight, outcome, elapsed_s, now)
         self._attempts.append(
-            failures.attempt_of(
-                flight.send.number, candidate.agent_id, candidate.url, outcomes.label(outcome), elapsed_s
-            )
+            failures.attempt_of(flight.send.number, candidate.agent_id, candidate.url, outcome, elapsed_s)
         )
         if isinstance(outcome, Succeeded):
             self._end = Return(outcome.reply, self.attempts)

@@ -35,10 +35,14 @@ class Succeeded:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """An error answer; `status` is the HTTP status and the `code` of the reply."""
+    """An error answer; `status` is the HTTP status and the `code` of the reply.
+
+    `cause` is what the handler raised: for our own log, never for the wire.
+    """
 
     status: int
     error: ErrorInfo
+    cause: BaseException | None = None
 
 
 Outcome: TypeAlias = Succeeded | Failed
@@ -88,6 +92,7 @@ def handler_failed(error: BaseException, *, idempotent: bool, executed: bool = T
     return Failed(
         500,
         ErrorInfo(type=type(error).__name__, message=clean(message), retryable=retryable, executed=executed),
+        cause=error,
     )
 
 

@@ -59,6 +59,7 @@ class ReachApp:
         self._capabilities = codec.dumps({**self._identity, "capabilities": [_described(spec) for spec in specs]})
         self._dispatcher = Dispatcher(
             agent_id=agent_id,
+            incarnation=incarnation,
             namespace=namespace,
             specs=specs,
             config=config,
@@ -119,7 +120,7 @@ class ReachApp:
         except Exception:  # noqa: BLE001 - a bug of ours; in process, too, an error must look as on the wire
             _log.exception("answering %s failed", scope.get("path"))
             error = ErrorInfo(type="InternalError", message="the agent failed; its log says why", executed=True)
-            response = self._dispatcher.refuse(Failed(500, error))
+            response = self._dispatcher.respond(Failed(500, error))
         if response is None:
             return
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(response.body))]
@@ -198,7 +199,7 @@ class ReachApp:
 
     def _refuse(self, status: int, kind: str, message: str, *, retryable: bool = False) -> Response:
         # Whatever of the body wasn't read would be taken for the next request: the connection is done.
-        return self._dispatcher.refuse(refusal(status, kind, message, retryable=retryable), close=True)
+        return self._dispatcher.respond(refusal(status, kind, message, retryable=retryable), close=True)
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         startup, shutdown = self._on_lifespan

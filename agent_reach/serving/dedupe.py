@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from cachetools import TTLCache
@@ -79,4 +79,7 @@ class Dedupe:
             return
         if isinstance(outcome, Failed) and (outcome.error.retryable or not outcome.error.executed):
             return
+        if isinstance(outcome, Failed):
+            # An exception would keep the handler's frames, and all they hold, for as long as it is remembered.
+            outcome = replace(outcome, cause=None)
         self._finished[key] = Finished(outcome, run.fingerprint)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from agent_reach import codec
 from agent_reach.config import ServingConfig
 from agent_reach.context import CallContext, current_call
-from agent_reach.errors import InvalidPayload, InvalidReply, ReachError
+from agent_reach.errors import InvalidPayload, InvalidReply
 from agent_reach.events import CallServed, Event
 from agent_reach.handlers import HandlerSpec
-from agent_reach.model import Envelope, ErrorInfo, LoadReport
+from agent_reach.model import PING, Envelope, ErrorInfo, LoadReport
 from agent_reach.ports import Clock
 from agent_reach.routing.names import alias_target
 from agent_reach.serving.admission import Admission, Full
@@ -33,8 +33,6 @@ from agent_reach.serving.dedupe import Dedupe, Finished, Key, Run
 from agent_reach.serving.requests import check_envelope, context_of, dedupe_key, read_envelope
 
 __all__ = ["Dispatcher"]
-
-_log = logging.getLogger("agent_reach.serving")
 
 # Time for cancelled handlers to clean up when the app stops; the process is about to end.
 _CLEANUP_S = 1.0
@@ -59,6 +57,7 @@ class Dispatcher:
         self,
         *,
         agent_id: str,
+        incarnation: str,
         namespace: str,
         specs: Iterable[HandlerSpec],
         config: ServingConfig,
@@ -68,6 +67,7 @@ class Dispatcher:
     ) -> None:
         self.state = "starting"
         self._agent_id = agent_id
+        self._pong = Succeeded(codec.dumps({"incarnation": incarnation}))
         self._namespace = namespace
         self._config = config
         self._hop_limit = hop_limit
@@ -121,12 +121,12 @@ class Dispatcher:
 
     # --- one request ---------------------------------------------------------------------------------------
 
-    def refuse(self, failure: Failed, *, response_to: str | None = None, close: bool = False) -> Response:
-        """Write an answer to what never became a call."""
+    def respond(self, outcome: Outcome, *, response_to: str | None = None, close: bool = False) -> Response:
+        """Write an answer to what is no call of a capability."""
         loads = [served.admission.load for served in self._served.values()]
         load = LoadReport(in_flight=sum(one.in_flight for one in loads), queued=sum(one.queued for one in loads))
         return encode(
-            failure,
+            outcome,
             agent_id=self._agent_id,
             response_to=response_to,
             state=self.state,
@@ -143,7 +143,9 @@ class Dispatcher:
         try:
             envelope, response_to = read_envelope(body)
             if isinstance(envelope, Failed):
-                return self.refuse(envelope, response_to=response_to)
+                return self.respond(envelope, response_to=response_to)
+            if envelope.target_capability == PING:
+                return self.respond(self._check(envelope, is_offered=True) or self._pong, response_to=response_to)
             name = self._aliases.get(envelope.target_capability, envelope.target_capability)
             served = self._served.get(name)
             try:
@@ -155,7 +157,7 @@ class Dispatcher:
             if outcome is None:
                 return None
             if served is None:
-                return self.refuse(outcome, response_to=response_to) if isinstance(outcome, Failed) else None
+                return self.respond(outcome, response_to=response_to)
             overloaded = self.state == "accepting" and served.admission.is_full
             return encode(
                 outcome,
@@ -170,16 +172,19 @@ class Dispatcher:
             self._requests -= 1
             self._tell_idle()
 
-    async def _outcome(
-        self, envelope: Envelope, served: _Served | None, received: float, gone: Callable[[], Awaitable[None]]
-    ) -> Outcome | None:
-        refused = check_envelope(
+    def _check(self, envelope: Envelope, *, is_offered: bool) -> Failed | None:
+        return check_envelope(
             envelope,
             agent_id=self._agent_id,
             namespace=self._namespace,
             hop_limit=self._hop_limit,
-            is_offered=served is not None,
+            is_offered=is_offered,
         )
+
+    async def _outcome(
+        self, envelope: Envelope, served: _Served | None, received: float, gone: Callable[[], Awaitable[None]]
+    ) -> Outcome | None:
+        refused = self._check(envelope, is_offered=served is not None)
         if refused is not None or served is None:
             return refused
         deadline = received + min(envelope.ttl_ms, _LONGEST_TTL_MS) / 1000
@@ -191,7 +196,7 @@ class Dispatcher:
         except InvalidPayload as error:
             return refusal(422, "InvalidPayload", error.message, problems=error.problems)
         except Exception as error:  # noqa: BLE001 - the boundary: a model's validator is the user's code
-            return self._handler_failed(error, envelope, served.spec, executed=False)
+            return handler_failed(error, idempotent=served.spec.info.idempotent, executed=False)
         return await self._wait(envelope, served, context, arguments, gone)
 
     async def _wait(
@@ -273,22 +278,22 @@ class Dispatcher:
             run.executing = True
             current_call.set(context)
             result = await served.spec.invoke(arguments)
-            data = self._encode(result, envelope, served.spec)
+            data = self._encode(result, served.spec)
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
             # Raised by the handler itself, as by a task of its own that was cancelled: a failure like others.
-            return self._handler_failed(error, envelope, served.spec)
+            return handler_failed(error, idempotent=served.spec.info.idempotent)
         except KeyboardInterrupt:
             raise  # a person wants the process to stop
         except BaseException as error:  # noqa: BLE001 - the boundary: sys.exit() in a handler must not end the agent
-            return self._handler_failed(error, envelope, served.spec)
+            return handler_failed(error, idempotent=served.spec.info.idempotent)
         finally:
             permit.release()
         return Succeeded(data) if isinstance(data, bytes) else data
 
-    def _encode(self, result: Any, envelope: Envelope, spec: HandlerSpec) -> bytes | Failed:
+    def _encode(self, result: Any, spec: HandlerSpec) -> bytes | Failed:
         """Encode what the handler returned; it ran, so what doesn't fit is told as a failure of its own kind."""
         try:
             data = spec.encode(result)
@@ -297,36 +302,21 @@ class Dispatcher:
             data, problem = None, error.message
         if data is not None and len(data) <= self._config.max_body_bytes:
             return data
-        _log.error("%s gave a wrong result in request %r: %s", spec.info.name, envelope.request_id, problem)
         return Failed(500, ErrorInfo(type="InvalidResult", message=clean(problem), executed=True))
 
     # --- how it ended --------------------------------------------------------------------------------------
 
-    def _handler_failed(
-        self, error: BaseException, envelope: Envelope, spec: HandlerSpec, *, executed: bool = True
-    ) -> Failed:
-        # An error of a nested call says all there is to say; the traceback would be that of this library.
-        shown = None if isinstance(error, ReachError) else error
-        text = f": {type(error).__name__}" if shown is None else ""
-        _log.error(
-            "%s failed in request %r of %r%s",
-            spec.info.name,
-            envelope.request_id,
-            envelope.from_agent,
-            text,
-            exc_info=shown,
-        )
-        return handler_failed(error, idempotent=spec.info.idempotent, executed=executed)
-
     def _report(self, envelope: Envelope, outcome: Outcome | None, received: float) -> None:
+        cause: BaseException | None = None
         match outcome:
             case None:
                 name, detail = "Disconnected", "the caller left before the answer"
             case Succeeded():
                 name, detail = "ok", ""
             case Failed():
+                cause = outcome.cause
                 # A handler's own message may quote the payload; ours never do.
-                name, detail = outcome.error.type, "" if outcome.error.executed else outcome.error.message
+                name, detail = outcome.error.type, "" if cause is not None else outcome.error.message
         self._emit(
             CallServed(
                 request_id=envelope.request_id,
@@ -338,6 +328,7 @@ class Dispatcher:
                 elapsed_ms=(self._clock.now() - received) * 1000,
                 outcome=name,
                 detail=detail,
+                error=cause,
             )
         )
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import re
 import socket
 from collections.abc import Iterator
 from typing import Any
 
+from agent_reach.addresses import parse_listen
 from agent_reach.errors import ConfigError
 
 __all__ = ["UvicornServer"]
@@ -31,7 +31,7 @@ class UvicornServer:
     def __init__(self, app: Any, listen: str) -> None:
         self._app = app
         self._listen = listen
-        self.host, self.port = _parse(listen)
+        self.host, self.port = parse_listen(listen)
         self._server: Any = None
         self._task: asyncio.Task[None] | None = None
 
@@ -85,8 +85,8 @@ def _server_class() -> Any:
     """Make the server class here, so that uvicorn is imported by those who serve only."""
     try:
         import uvicorn
-    except ImportError as error:
-        raise ConfigError("serving needs uvicorn: pip install 'agent-reach[standard]'") from error
+    except ImportError:
+        raise ConfigError("serving needs uvicorn: pip install 'agent-reach[standard]'") from None
 
     class Server(uvicorn.Server):
         """Tells when it accepts, and leaves signals to us: we drain first."""
@@ -120,22 +120,13 @@ def _server_class() -> Any:
     return Server
 
 
-def _parse(listen: str) -> tuple[str, int]:
-    match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.%]+)\]|([^\[\]:/@\s]*)):([0-9]{1,5})", listen)
-    if match is None or int(match[3]) > 65535 or not (match[1] or match[2]):
-        raise ConfigError(
-            f"listen={listen!r} must be host:port, like '0.0.0.0:9101' or '[::1]:9101'; port 0 takes a free one"
-        )
-    return match[1] or match[2], int(match[3])
-
-
 def _bind(listen: str, host: str, port: int) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
     except socket.gaierror as error:
-        raise ConfigError(f"listen={listen}: the host can't be found: {error.strerror}") from error
+        raise ConfigError(f"listen={listen}: the host can't be found: {error.strerror}") from None
     sock = socket.socket(family, kind, protocol)
     try:
         # A restarted agent takes its port back although old connections of it still linger in the kernel.
@@ -150,6 +141,6 @@ def _bind(listen: str, host: str, port: int) -> socket.socket:
             raise ConfigError(
                 f"listen={listen} is taken (another process listens there); choose another port, or 0 for a free "
                 "one"
-            ) from error
-        raise ConfigError(f"listen={listen} can't be bound: {error.strerror}") from error
+            ) from None
+        raise ConfigError(f"listen={listen} can't be bound: {error.strerror}") from None
     return sock

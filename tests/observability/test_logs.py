@@ -8,6 +8,7 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
+from agent_reach.errors import AgentNotFound
 from agent_reach.events import BreakerChanged, CallEnded, CallServed, Event, RegistryChanged
 from agent_reach.observability.logs import LogObserver
 
@@ -38,7 +39,11 @@ def test_a_call_is_one_readable_line_with_its_fields_on_the_record(caplog: pytes
     ("event", "level"),
     [
         (CallEnded(**CALL, outcome="ok"), logging.INFO),
-        (CallEnded(**CALL, outcome="RemoteError"), logging.WARNING),
+        # Whoever called is given the error; what to make of it is theirs to say.
+        (CallEnded(**CALL, outcome="RemoteError"), logging.INFO),
+        (CallServed(**CALL, outcome="InvalidPayload"), logging.INFO),
+        (CallServed(**CALL, outcome="ValueError", error=ValueError("x")), logging.ERROR),
+        (CallServed(**CALL, outcome="InvalidResult"), logging.ERROR),
         (CallServed(**CALL, outcome="ok"), logging.INFO),
         (RegistryChanged(address="etcd://h:1", status="lost"), logging.WARNING),
         (RegistryChanged(address="etcd://h:1", status="connected"), logging.INFO),
@@ -66,16 +71,34 @@ def test_the_applications_level_is_respected(caplog: pytest.LogCaptureFixture) -
     assert not caplog.records
 
 
-def test_nothing_is_printed_where_the_application_set_up_no_logging(capsys: pytest.CaptureFixture[str]) -> None:
-    """structlog's own default prints everything to stdout; a library must not."""
+def test_where_the_application_set_up_no_logging_only_trouble_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """structlog's own default prints everything to stdout; a library must not. Python's last resort is stderr."""
     root = logging.getLogger()
     handlers, root.handlers = root.handlers, []
     try:
         LogObserver().on_event(CallEnded(**CALL, outcome="RemoteError"))
+        assert capsys.readouterr() == ("", "")
+        LogObserver().on_event(RegistryChanged(address="etcd://h:1", status="lost"))
     finally:
         root.handlers = handlers
     captured = capsys.readouterr()
-    assert (captured.out, captured.err) == ("", "")
+    assert captured.out == ""
+    assert captured.err.startswith("registry lost address=etcd://h:1")
+
+
+def test_a_handlers_traceback_goes_along_but_not_that_of_a_nested_call(caplog: pytest.LogCaptureFixture) -> None:
+    try:
+        raise ValueError("what the handler raised")
+    except ValueError as raised:
+        LogObserver().on_event(CallServed(**CALL, outcome="ValueError", error=raised))
+    assert "Traceback (most recent call last)" in caplog.text
+    caplog.clear()
+    try:
+        raise AgentNotFound("nobody offers it")
+    except AgentNotFound as raised:
+        LogObserver().on_event(CallServed(**CALL, outcome="AgentNotFound", error=raised))
+    assert "served" in caplog.text
+    assert "Traceback" not in caplog.text
 
 
 def test_an_application_that_configured_structlog_gets_events_through_its_processors() -> None:
