@@ -13,7 +13,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from agent_reach import codec
 from agent_reach.config import RetryConfig
-from agent_reach.context import RetryAllowance, current_call
+from agent_reach.context import CallContext, current_call
 from agent_reach.dialing.exchange import OutgoingCall, interpret
 from agent_reach.errors import (
     ClientNotOpen,
@@ -27,10 +27,10 @@ from agent_reach.errors import (
 from agent_reach.events import BreakerChanged, CallEnded
 from agent_reach.knowledge import Knowledge
 from agent_reach.model import problems_of
+from agent_reach.places import Places
 from agent_reach.reply import Reply
 from agent_reach.routing import outcomes
 from agent_reach.routing.explain import Route
-from agent_reach.routing.index import Lookup
 from agent_reach.routing.names import check_capability
 from agent_reach.routing.outcomes import Cancelled, Outcome
 from agent_reach.routing.session import CallSession
@@ -55,13 +55,20 @@ class CallOptions:
 
     def __post_init__(self) -> None:
         timeout = self.timeout
-        if timeout is not None and not (isinstance(timeout, int | float) and 0 < timeout < math.inf):
-            raise ConfigError(f"timeout={timeout!r} must be seconds > 0, or None for the capability's own time")
+        # A day: longer is no deadline, and a number without bound would overflow a clock.
+        if timeout is not None and not (isinstance(timeout, int | float) and 0 < timeout <= 86_400):
+            raise ConfigError(
+                f"timeout={timeout!r} must be seconds > 0, a day at most, or None for the capability's own time"
+            )
         if self.retry is not None and not isinstance(self.retry, RetryConfig):
             raise ConfigError(f"retry={self.retry!r} must be a RetryConfig, like RetryConfig(max_attempts=1)")
+        for name in ("agent_id", "context_id", "idempotency_key"):
+            value = getattr(self, name)
+            if value is not None and not (_is_text(value) and 0 < len(value) <= 256):
+                raise ConfigError(f"{name}={value!r} must be 1 to 256 characters of text")
         for pair in (self.metadata or {}).items():
-            if not all(isinstance(item, str) for item in pair):
-                raise ConfigError(f"metadata= must map strings to strings; {pair[0]!r} doesn't")
+            if not all(_is_text(item) for item in pair):
+                raise ConfigError(f"metadata= must map text to text; {pair[0]!r} doesn't")
 
 
 class Caller:
@@ -76,20 +83,39 @@ class Caller:
         self._clock = runtime.clock
         self._rng = runtime.rng
         self._emit = runtime.emit
+        self._places = Places(runtime.clock)
 
     async def call(self, capability: str | Route, payload: Any, options: CallOptions) -> Reply[Any]:
         """Carry out one call, as `ReachClient.call` promises."""
         started = self._clock.now()
         route = capability if isinstance(capability, Route) else None
         name = check_capability(route.capability if route is not None else capability)
-        call = self._outgoing(name, payload, options)
+        call = self._outgoing(name, options)
         session: CallSession | None = None
         outcome = "Cancelled"
         try:
-            left_s = self._time_left(call, options.timeout)
-            await self._knowledge.discover(left_s, capability=name, request_id=call.request_id)
+            call = replace(call, payload_json=self._encode(payload, call))
+            left_s = self._time_left(call)
+            await self._knowledge.discover(
+                left_s if options.timeout is None else min(left_s, options.timeout),
+                capability=name,
+                request_id=call.request_id,
+            )
             found = self._knowledge.offered(name, pinned=options.agent_id, request_id=call.request_id)
-            plan = self._plan(call, found, options, started=started, left_s=left_s, route=route)
+            parent = _caller()
+            plan = CallPlan.of(
+                name,
+                call.request_id,
+                found.candidates,
+                started=started,
+                timeout_s=options.timeout,
+                left_s=left_s,
+                retry=options.retry or self._config.retry,
+                timeouts=self._config.timeouts,
+                allowance=None if parent is None else parent.retry_allowance,
+                pinned=options.agent_id,
+                preferred=() if route is None else tuple(view.agent_id for view in route.candidates),
+            )
             session = CallSession(
                 plan, self._knowledge.index.lookup, self._config, self._knowledge.scorer, self._rng
             )
@@ -103,14 +129,20 @@ class Caller:
             if options.fallback is None or isinstance(error, ConfigError | ClientNotOpen | InvalidPayload):
                 raise
             return await self._fall_back(options.fallback, error, call, started)
+        except Exception as error:
+            outcome = type(error).__name__
+            raise
         finally:
             self._call_ended(call, session, started, outcome)
 
     async def _run(self, session: CallSession, call: OutgoingCall, started: float) -> Reply[Any]:
+        waited = False
         while True:
             step = session.next(self._clock.now())
             match step:
                 case Send():
+                    if waited:
+                        self._places.freed()
                     # Whatever ends the attempt, a cancellation too, gives its permit back.
                     outcome: Outcome = Cancelled()
                     try:
@@ -118,6 +150,10 @@ class Caller:
                     finally:
                         session.record(outcome, self._clock.now())
                         self._tell_breakers(session, call.target_capability)
+                        self._places.freed()
+                case Wait(seconds, until_place=True):
+                    waited = True
+                    await self._places.wait(call.target_capability, seconds)
                 case Wait(seconds):
                     await self._clock.sleep(seconds)
                 case Return(reply, attempts):
@@ -152,32 +188,22 @@ class Caller:
 
     # --- setting a call up -----------------------------------------------------------------------------------
 
-    def _outgoing(self, capability: str, payload: Any, options: CallOptions) -> OutgoingCall:
-        parent = current_call.get()
-        request_id = secrets.token_hex(16)
-        hop = parent.hop + 1 if parent is not None else 1
-        if hop > self._config.hop_limit:
-            raise HopLimitExceeded(
-                f"{capability} would be hop {hop} of a call tree limited to {self._config.hop_limit}: "
-                "do two agents call each other in a circle?",
-                capability=capability,
-                request_id=request_id,
-            )
+    def _outgoing(self, capability: str, options: CallOptions) -> OutgoingCall:
+        parent = _caller()
         inherited = parent.context_id if parent is not None else None
         return OutgoingCall(
-            request_id=request_id,
+            request_id=secrets.token_hex(16),
             trace_id=parent.trace_id if parent is not None else secrets.token_hex(16),
             from_agent=self._agent_id,
             namespace=self._namespace,
             target_capability=capability,
-            payload_json=self._encode(payload, capability, request_id),
-            hop=hop,
+            hop=parent.hop + 1 if parent is not None else 1,
             idempotency_key=options.idempotency_key,
             context_id=options.context_id or inherited,
             metadata=dict(options.metadata or {}),
         )
 
-    def _encode(self, payload: Any, capability: str, request_id: str) -> bytes:
+    def _encode(self, payload: Any, call: OutgoingCall) -> bytes:
         """Encode the payload; raise InvalidPayload if it is no object, has no JSON form or is too large."""
         limit = self._config.serving.max_body_bytes
         if payload is None:
@@ -196,52 +222,33 @@ class Caller:
                     return body
                 problem = f"is {len(body)} bytes long, the limit is {limit} (ServingConfig.max_body_bytes)"
         raise InvalidPayload(
-            f"the payload of {capability} {problem}. Nothing was sent", capability=capability, request_id=request_id
+            f"the payload of {call.target_capability} {problem}. Nothing was sent",
+            capability=call.target_capability,
+            request_id=call.request_id,
         )
 
-    def _time_left(self, call: OutgoingCall, timeout: float | None) -> float:
-        """Seconds that this call may take at the most: its own timeout, and what the caller's caller has left."""
-        wanted_s = math.inf if timeout is None else timeout
-        parent = current_call.get()
+    def _time_left(self, call: OutgoingCall) -> float:
+        """Seconds that whoever called this agent has left; infinity for a root call.
+
+        Raises DeadlineExceeded if that is none, HopLimitExceeded if the call tree is too deep.
+        """
+        parent = _caller()
         if parent is None:
-            return wanted_s
+            return math.inf
+        about: dict[str, Any] = {"capability": call.target_capability, "request_id": call.request_id}
+        if call.hop > self._config.hop_limit:
+            raise HopLimitExceeded(
+                f"{call.target_capability} would be hop {call.hop} of a call tree limited to "
+                f"{self._config.hop_limit}: do two agents call each other in a circle?",
+                **about,
+            )
         if parent.time_left_s <= 0:
             raise DeadlineExceeded(
                 f"{call.target_capability} was not called: whoever called this agent has no time left",
                 phase="pick",
-                capability=call.target_capability,
-                request_id=call.request_id,
+                **about,
             )
-        return min(wanted_s, parent.time_left_s)
-
-    def _plan(
-        self,
-        call: OutgoingCall,
-        found: Lookup,
-        options: CallOptions,
-        *,
-        started: float,
-        left_s: float,
-        route: Route | None,
-    ) -> CallPlan:
-        retry = options.retry or self._config.retry
-        attempt_s = self._config.timeouts.of(found.candidates[0].capability.timeout)
-        total_s = max(attempt_s, min(attempt_s * retry.max_attempts, self._config.timeouts.total_s))
-        if options.timeout is not None:
-            total_s = options.timeout
-        parent = current_call.get()
-        allowance = RetryAllowance(max(retry.tree_allowance, retry.max_attempts - 1))
-        return CallPlan(
-            capability=call.target_capability,
-            request_id=call.request_id,
-            started=started,
-            deadline=started + min(left_s, total_s),
-            explicit_timeout=options.timeout is not None,
-            retry=retry,
-            allowance=allowance if parent is None else parent.retry_allowance,
-            pinned=options.agent_id,
-            preferred=() if route is None else tuple(view.agent_id for view in route.candidates),
-        )
+        return parent.time_left_s
 
     async def _fall_back(
         self, fallback: Callable[[ReachError], Any], error: ReachError, call: OutgoingCall, started: float
@@ -284,6 +291,16 @@ class Caller:
                 detail="" if last is None else outcomes.brief(last),
             )
         )
+
+
+def _is_text(value: object) -> bool:
+    """True for what UTF-8 can carry: a string without lone surrogates."""
+    return isinstance(value, str) and value == value.encode("utf-8", "replace").decode()
+
+
+def _caller() -> CallContext | None:
+    """The call that is being served here and now; None outside, and in what outlives it."""
+    return current_call.get()
 
 
 def _typed(reply: Reply[Any], response_model: Any, call: OutgoingCall) -> Reply[Any]:

@@ -94,15 +94,17 @@ class RetryConfig:
     base_s: float = 0.2
     multiplier: float = 3.0
     max_s: float = 5.0
-    # What one root call's whole tree may spend on retries: two failures anywhere, not two per hop.
-    tree_allowance: int = 2
+    # What one root call's whole tree may spend on retries: two failures anywhere, not two per hop. None: as many as
+    # its own attempts allow, max_attempts - 1.
+    tree_allowance: int | None = None
 
     def __post_init__(self) -> None:
         _whole(self, "max_attempts", least=1)
         _number(self, "base_s", least=0.0)
         _number(self, "multiplier", least=1.0)
         _number(self, "max_s", least=0.0)
-        _whole(self, "tree_allowance", least=0)
+        if self.tree_allowance is not None:
+            _whole(self, "tree_allowance", least=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,9 +171,13 @@ class BulkheadConfig:
 
     # To one instance that announces no limit of its own: enough for any agent, too few to drain the sockets.
     per_instance: int = 100
+    # To one capability, for each call that it announces to run at a time: that one and three waiting, as agents
+    # queue by default. More would be refused there, and a refusal costs an attempt.
+    per_slot: int = 4
 
     def __post_init__(self) -> None:
         _whole(self, "per_instance", least=1)
+        _whole(self, "per_slot", least=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

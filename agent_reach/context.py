@@ -7,21 +7,9 @@ from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
-__all__ = ["CallContext", "RetryAllowance", "current_call"]
+from agent_reach.routing.budget import RetryAllowance
 
-
-@dataclass(slots=True)
-class RetryAllowance:
-    """Retries that the rest of the call tree may still spend; siblings draw from the same purse."""
-
-    left: int
-
-    def take(self) -> bool:
-        """Spend one retry; False when none is left."""
-        if self.left < 1:
-            return False
-        self.left -= 1
-        return True
+__all__ = ["CallContext", "current_call"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,10 +1,11 @@
-"""What the decorators of `handlers` are told, checked at once."""
+"""What the decorators of `handlers` are told: checked at once, kept on what they decorate, found again there."""
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +14,10 @@ from agent_reach.model import check_agent_id
 from agent_reach.routing.names import alias_target, check_capability
 from agent_reach.signatures import Signature
 
-__all__ = ["Agent", "Declaration", "check_agent", "declare", "version_order"]
+__all__ = ["MARK", "Agent", "Declaration", "check_agent", "declare", "members", "takes_self", "version_order"]
+
+# The one attribute that a decorator adds.
+MARK = "__reach_spec__"
 
 _TIERS = ("light", "interactive", "write", "heavy", "long")
 _SEMVER = re.compile(r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(-[0-9A-Za-z.-]+)?(\+[0-9A-Za-z.-]+)?")
@@ -120,3 +124,29 @@ def version_order(version: str) -> tuple[int, int, int, bool]:
     core, dash, _ = version.partition("+")[0].partition("-")
     major, minor, patch = map(int, core.split("."))
     return major, minor, patch, not dash
+
+
+def members(cls: type) -> Iterator[tuple[str, Callable[..., Any], bool, Declaration]]:
+    """Find the methods with a declaration, in the order written; an override keeps its base's declaration."""
+    names = dict.fromkeys(name for base in reversed(cls.__mro__) for name in vars(base))
+    for name in names:
+        attribute = inspect.getattr_static(cls, name)
+        function = _unwrapped(attribute)
+        if not inspect.isfunction(function):
+            continue
+        for base in cls.__mro__:
+            declaration = getattr(_unwrapped(vars(base).get(name)), MARK, None)
+            if isinstance(declaration, Declaration):
+                yield name, function, not isinstance(attribute, staticmethod), declaration
+                break
+
+
+def _unwrapped(attribute: Any) -> Any:
+    return attribute.__func__ if isinstance(attribute, staticmethod | classmethod) else attribute
+
+
+def takes_self(function: Callable[..., Any]) -> bool:
+    """True for a function written as a method, told by its place in a class and its first parameter."""
+    first = next(iter(inspect.signature(function).parameters), "")
+    parent = function.__qualname__.rpartition(".")[0]
+    return first in ("self", "cls") and bool(parent) and not parent.endswith("<locals>")

@@ -102,9 +102,17 @@ def _check_host(url: str, parts: SplitResult) -> None:
         )
 
 
+# Enough to mend a payload by; a list of a million wrong items must not come back as a million reasons.
+_MOST_PROBLEMS = 20
+
+
 def problems_of(error: ValidationError) -> tuple[tuple[str, str], ...]:
-    """List a pydantic error as (field, reason) pairs, without the values: they may be secrets."""
-    return tuple((".".join(map(str, e["loc"])) or "(whole)", e["msg"]) for e in error.errors(include_input=False))
+    """List a pydantic error as (field, reason) pairs, the first 20, without the values: they may be secrets."""
+    found = error.errors(include_url=False, include_context=False, include_input=False)
+    told = [(".".join(map(str, e["loc"])) or "(whole)", e["msg"]) for e in found[:_MOST_PROBLEMS]]
+    if len(found) > _MOST_PROBLEMS:
+        told.append(("(more)", f"and {len(found) - _MOST_PROBLEMS} more problems"))
+    return tuple(told)
 
 
 class _Record(BaseModel):
@@ -141,7 +149,7 @@ class CapabilityInfo(_Record):
     version: str = "1.0.0"
     description: str = ""
     idempotent: bool = False
-    timeout: Annotated[float, Field(gt=0)] | str = "interactive"
+    timeout: Annotated[float, Field(gt=0, le=86_400)] | str = "interactive"
     max_concurrency: int | None = Field(default=None, gt=0)
     streaming: bool = False
     soft_aliases: tuple[str, ...] = ()
@@ -217,7 +225,8 @@ class ErrorInfo(_Record):
     message: str
     retryable: bool = False
     executed: bool = True
-    retry_after_ms: int | None = Field(default=None, ge=0)
+    # A day: no call lasts as long, and a number without bound would overflow a clock.
+    retry_after_ms: Annotated[int, Field(ge=0), AfterValidator(lambda ms: min(ms, 86_400_000))] | None = None
     problems: tuple[tuple[str, str], ...] = ()
 
 
@@ -231,4 +240,6 @@ class ReplyEnvelope(_Record):
     deprecated: bool = False
     load: LoadReport | None = None
     state: str = "accepting"
+    # How many of the retries that came along are left.
+    retry_allowance: int | None = Field(default=None, ge=0)
     error: ErrorInfo | None = None

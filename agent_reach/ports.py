@@ -127,6 +127,7 @@ class BadAnswer:
 
     status: int
     detail: str
+    too_large: bool = False
 
 
 DialResult: TypeAlias = Answer | NeverSent | MaybeExecuted | BadAnswer

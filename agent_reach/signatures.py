@@ -21,7 +21,7 @@ from agent_reach.context import CallContext
 from agent_reach.errors import ConfigError, InvalidPayload, InvalidReply
 from agent_reach.model import problems_of
 
-__all__ = ["Signature", "schema_hash"]
+__all__ = ["Signature", "label", "schema_hash"]
 
 # pydantic's default turns NaN into null; a constant stays NaN, which the codec then refuses.
 _STRICT_NAN = ConfigDict(ser_json_inf_nan="constants")
@@ -100,7 +100,7 @@ class Signature:
                     arguments |= self.extras.validate_python(unknown)
         except ValidationError as error:
             problems = tuple(self._explain(field, reason) for field, reason in problems_of(error))
-            raise _invalid(problems, context) from None
+            raise _invalid((*self._wrapped(payload), *problems), context) from None
         return arguments | dict.fromkeys(self.contexts, context)
 
     def encode(self, result: Any) -> bytes:
@@ -128,6 +128,15 @@ class Signature:
             else f"it takes {', '.join(self.names) or 'none'}"
         )
         return field, f"unknown field; {hint}"
+
+    def _wrapped(self, payload: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+        """Say so if the payload holds the model under the parameter's name, as if keys were bound to parameters."""
+        if self.whole is None or list(payload) != [self.whole]:
+            return ()
+        if self.whole in self.input_schema.get("properties", ()):
+            return ()
+        kind = self.input_schema.get("title", "the object")
+        return ((self.whole, f"send the fields of {kind} directly, not inside {self.whole!r}"),)
 
 
 def _invalid(problems: tuple[tuple[str, str], ...], context: CallContext) -> InvalidPayload:
@@ -173,7 +182,7 @@ def _hints(function: Callable[..., Any], local_names: Mapping[str, Any]) -> dict
     except NameError:
         raise
     except (TypeError, SyntaxError, AttributeError) as error:
-        raise ConfigError(f"{_named(function)}: a type hint can't be read: {error}") from error
+        raise ConfigError(f"{label(function)}: a type hint can't be read: {error}") from error
 
 
 def _sort_parameters(
@@ -184,14 +193,14 @@ def _sort_parameters(
     catch_all = None
     for parameter in parameters:
         if parameter.kind is parameter.VAR_POSITIONAL:
-            raise ConfigError(f"{_named(function)}: *{parameter.name} can't be filled from a payload; take a list")
+            raise ConfigError(f"{label(function)}: *{parameter.name} can't be filled from a payload; take a list")
         if parameter.kind is parameter.POSITIONAL_ONLY:
             raise ConfigError(
-                f"{_named(function)}: parameter {parameter.name!r} is positional-only; payload keys bind by name"
+                f"{label(function)}: parameter {parameter.name!r} is positional-only; payload keys bind by name"
             )
         if isinstance(parameter.default, FieldInfo):
             raise ConfigError(
-                f"{_named(function)}: write {parameter.name!r} as Annotated[type, Field(...)] = default, so that "
+                f"{label(function)}: write {parameter.name!r} as Annotated[type, Field(...)] = default, so that "
                 "the function can also be called directly"
             )
         if parameter.kind is parameter.VAR_KEYWORD:
@@ -232,7 +241,7 @@ def _adapter(
         raise
     except (PydanticUserError, pydantic_core.SchemaError, TypeError) as error:
         reason = str(error).partition("\n")[0]
-        raise ConfigError(f"{_named(function)}: {what} has a type that JSON can't carry: {reason}") from error
+        raise ConfigError(f"{label(function)}: {what} has a type that JSON can't carry: {reason}") from error
     return adapter
 
 
@@ -241,7 +250,7 @@ def _schema(function: Callable[..., Any], adapter: TypeAdapter[Any], mode: Any) 
         return adapter.json_schema(mode=mode)
     except PydanticUserError as error:
         reason = str(error).partition("\n")[0]
-        raise ConfigError(f"{_named(function)}: a type has no JSON schema: {reason}") from error
+        raise ConfigError(f"{label(function)}: a type has no JSON schema: {reason}") from error
 
 
 def _add_defaults(schema: dict[str, Any], named: list[inspect.Parameter]) -> None:
@@ -289,5 +298,6 @@ def _culprit(value: Any, path: str, reason: str) -> tuple[str, str]:
     return path or "(whole)", reason
 
 
-def _named(function: Callable[..., Any]) -> str:
-    return str(getattr(function, "__qualname__", function))
+def label(thing: Any) -> str:
+    """What to call a function or class in a message."""
+    return str(getattr(thing, "__qualname__", None) or repr(thing))

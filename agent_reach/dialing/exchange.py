@@ -29,7 +29,7 @@ class OutgoingCall:
     from_agent: str
     namespace: str
     target_capability: str
-    payload_json: bytes
+    payload_json: bytes = b"{}"
     hop: int = 1
     idempotency_key: str | None = None
     context_id: str | None = None
@@ -108,7 +108,7 @@ def interpret(result: DialResult, *, request_id: str, agent_id: str, wall: float
         case MaybeExecuted():
             return LostAnswer(result.detail, timed_out=result.timed_out)
         case BadAnswer():
-            return Unreadable(f"HTTP {result.status}: {result.detail}")
+            return Unreadable(f"HTTP {result.status}: {result.detail}", final=result.too_large)
         case _:
             assert_never(result)
 
@@ -122,12 +122,28 @@ def _interpret_answer(answer: Answer, request_id: str, agent_id: str, wall: floa
     except ValueError as error:
         return _not_reach(answer, f"not JSON ({error})", wall)
     if reply.error is not None:
-        return Rejected(answer.status, _with_retry_after(reply.error, answer, wall), reply.state, reply.load)
+        if not _meant_for_us(answer.status, reply, request_id, agent_id):
+            return Unreadable(_of_another(reply))
+        info = _with_retry_after(reply.error, answer, wall)
+        return Rejected(answer.status, info, reply.state, reply.load, retry_allowance=reply.retry_allowance)
     if answer.status != 200 or reply.code != 0:
         return _not_reach(answer, f"code {reply.code} with HTTP {answer.status} and no error", wall)
     if reply.agent_id != agent_id or reply.response_to != request_id:
-        return Unreadable(f"it answers request {reply.response_to} as {reply.agent_id}: not what was asked")
+        return Unreadable(_of_another(reply))
     return Succeeded(reply)
+
+
+def _meant_for_us(status: int, reply: ReplyEnvelope, request_id: str, agent_id: str) -> bool:
+    """True if an error answers our request. Who can't read a request doesn't know its id; who was never meant says
+    421 in its own name. Nobody else may promise that nothing ran.
+    """
+    if reply.response_to not in (None, request_id):
+        return False
+    return reply.agent_id == agent_id or (status == 421 and reply.response_to == request_id)
+
+
+def _of_another(reply: ReplyEnvelope) -> str:
+    return f"it answers request {reply.response_to} as {reply.agent_id}: not what was asked"
 
 
 def _not_reach(answer: Answer, detail: str, wall: float) -> Outcome:

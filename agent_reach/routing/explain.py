@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agent_reach.config import ReachConfig
@@ -28,7 +27,9 @@ class Risk(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class CandidateView:
-    """A usable instance with its score, part by part. `recent`: successes and failures of the breaker's window."""
+    """A usable instance with its score, part by part. `recent`: successes and failures of the breaker's window;
+    `avoided`: it is asked only if no other is left.
+    """
 
     agent_id: str
     url: str
@@ -36,13 +37,15 @@ class CandidateView:
     score: Score
     breaker: str
     recent: tuple[int, int]
+    avoided: bool
     load: LoadReport | None
 
     def __str__(self) -> str:
         succeeded, failed = self.recent
         recent = f", {failed} of the last {succeeded + failed} calls failed" if failed else ""
         load = f"; says {self.load.in_flight} running, {self.load.queued} queued" if self.load else ""
-        return f"{self.agent_id} at {self.url}: {self.score}; breaker {self.breaker}{recent}{load}"
+        last = "; asked last: it drains, or another answers at its address" if self.avoided else ""
+        return f"{self.agent_id} at {self.url}: {self.score}; breaker {self.breaker}{recent}{load}{last}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,18 +113,19 @@ def explain(
     panic = bool(candidates) and ejection.panics(candidates, now, config.ejection)
     usable: list[CandidateView] = []
     excluded: list[Excluded] = []
+    assumed_s = scorer.assumed_s(candidates, now)
     for candidate in candidates:
         gone = _why_not(candidate, now, panic=panic)
         if gone is None:
-            usable.append(_view(candidate, now, candidates, scorer))
+            usable.append(_view(candidate, now, assumed_s, scorer))
         else:
             excluded.append(gone)
-    usable.sort(key=lambda view: view.score.cost)
+    usable.sort(key=lambda view: (view.avoided, view.score.cost))
     return Route(
         capability,
         tuple(usable),
         tuple(excluded),
-        _risk(len(usable), stale=stale, panic=panic),
+        _risk(sum(not view.avoided for view in usable), stale=stale, panic=panic),
         found.deprecated,
         panic,
         stale,
@@ -129,9 +133,9 @@ def explain(
     )
 
 
-def _view(candidate: Candidate, now: float, rivals: Sequence[Candidate], scorer: PeakEwmaScorer) -> CandidateView:
+def _view(candidate: Candidate, now: float, assumed_s: float, scorer: PeakEwmaScorer) -> CandidateView:
     instance = candidate.instance
-    score = scorer.score(candidate, now, tuple(rivals))
+    score = scorer.score(candidate, now, assumed_s)
     return CandidateView(
         candidate.agent_id,
         candidate.url,
@@ -139,6 +143,7 @@ def _view(candidate: Candidate, now: float, rivals: Sequence[Candidate], scorer:
         score,
         instance.breaker.state.value,
         instance.breaker.counts(now),
+        instance.avoid_until > now,
         instance.load,
     )
 
@@ -155,9 +160,9 @@ def _why_not(candidate: Candidate, now: float, *, panic: bool) -> Excluded | Non
             f"breaker {instance.breaker.state.value}: {instance.breaker.reason}",
             None if probing else instance.breaker.until,
         )
-    if instance.busy_until > now:
-        return out("it said that it is overloaded", instance.busy_until)
-    if instance.in_flight >= instance.limit:
+    if candidate.learnt.busy_until > now:
+        return out("it said that it is overloaded", candidate.learnt.busy_until)
+    if candidate.full:
         return out(f"{instance.in_flight} calls of ours are in flight, its limit", None)
     return None
 

@@ -148,7 +148,11 @@ def _unsent(call: Call, outcome: Unsent, agent_id: str) -> ReachError:
 def _rejected(call: Call, outcome: Rejected, agent_id: str, idempotent: bool) -> ReachError:
     error, capability = outcome.error, call["capability"]
     said = f"{agent_id} refused {capability}: {error.message}"
-    if outcome.status in (502, 503, 504) and not outcome.enveloped and not idempotent:
+    if 300 <= outcome.status < 400:
+        return ProtocolError(
+            f"{agent_id} answered {capability} with {error.message}; is its registered url right?", **call
+        )
+    if outcome.status >= 500 and not outcome.enveloped and not idempotent:
         # Something between us and the agent answered; whether the agent ran is not known.
         return _outcome_unknown(
             call, agent_id, f"HTTP {outcome.status} from a proxy or a server that isn't reach/1"

@@ -110,14 +110,18 @@ class Index:
 
     def clear(self) -> None:
         """Forget every instance; the history stays."""
+        edits = _Edits()
         for agent_id in list(self._instances):
-            self._forget(agent_id)
+            self._forget(agent_id, edits)
+        edits.write(self._exact, self._alias)
 
     def _upsert(self, change: Upsert, now: float) -> bool:
         if change.revision < self.revision:
             return False
         self.revision = change.revision
-        self._take(change.info, now)
+        edits = _Edits()
+        self._take(change.info, now, edits)
+        edits.write(self._exact, self._alias)
         return True
 
     def _remove(self, change: Remove) -> bool:
@@ -126,63 +130,84 @@ class Index:
         self.revision = change.revision
         if change.agent_id not in self._instances:
             return False
-        self._forget(change.agent_id)
+        edits = _Edits()
+        self._forget(change.agent_id, edits)
+        edits.write(self._exact, self._alias)
         return True
 
     def _reset(self, change: Reset, now: float) -> bool:
         if (change.epoch, change.revision) < (self.epoch, self.revision):
             return False
         self.epoch, self.revision = change.epoch, change.revision
+        edits = _Edits()
         if change.drop_missing:
             listed = {info.agent_id for info in change.infos}
             for agent_id in [known for known in self._instances if known not in listed]:
-                self._forget(agent_id)
+                self._forget(agent_id, edits)
         for info in change.infos:
-            self._take(info, now)
+            self._take(info, now, edits)
+        edits.write(self._exact, self._alias)
         return True
 
-    def _take(self, info: AgentInfo, now: float) -> None:
+    def _take(self, info: AgentInfo, now: float, edits: _Edits) -> None:
         """Put an instance in; what was learnt of it is kept while its process is the same."""
         known = self._instances.get(info.agent_id)
         if known is not None and known.info == info:
             return
         if known is not None:
-            self._forget(info.agent_id)
+            self._forget(info.agent_id, edits)
         if known is not None and known.info.incarnation == info.incarnation:
             known.info = info
             instance = known
         else:
             instance = Instance(info, self._config, now)
         self._instances[info.agent_id] = instance
-        self._list(instance)
+        edits.add(instance)
 
-    def _forget(self, agent_id: str) -> None:
-        self._unlist(self._instances.pop(agent_id))
+    def _forget(self, agent_id: str, edits: _Edits) -> None:
+        edits.drop(self._instances.pop(agent_id))
 
-    def _list(self, instance: Instance) -> None:
+
+_Table: TypeAlias = dict[str, tuple[Candidate, ...]]
+
+
+class _Edits:
+    """What a change does to the tables. Each tuple is rebuilt once, however many instances of it came or went."""
+
+    def __init__(self) -> None:
+        # By (is it an alias, name): who leaves the tuple, who joins it.
+        self._gone: dict[tuple[bool, str], set[Instance]] = {}
+        self._new: dict[tuple[bool, str], list[Candidate]] = {}
+
+    def add(self, instance: Instance) -> None:
+        """List an instance under every name that its record answers for."""
         for capability in _distinct(instance.info):
             candidate = instance.offer(capability)
-            self._add(self._exact, capability.name, candidate)
-            for target in _alias_targets(capability):
-                self._add(self._alias, target, candidate)
+            for place in _places(capability):
+                self._new.setdefault(place, []).append(candidate)
 
-    def _unlist(self, instance: Instance) -> None:
+    def drop(self, instance: Instance) -> None:
+        """Take it off the names of the record that it has had so far."""
         for capability in _distinct(instance.info):
-            self._drop(self._exact, capability.name, instance)
-            for target in _alias_targets(capability):
-                self._drop(self._alias, target, instance)
+            for place in _places(capability):
+                self._gone.setdefault(place, set()).add(instance)
 
-    @staticmethod
-    def _add(table: dict[str, tuple[Candidate, ...]], name: str, candidate: Candidate) -> None:
-        table[name] = (*table.get(name, ()), candidate)
+    def write(self, exact: _Table, alias: _Table) -> None:
+        """Rebuild the tuples that changed."""
+        for place in self._gone.keys() | self._new.keys():
+            is_alias, name = place
+            table = alias if is_alias else exact
+            gone = self._gone.get(place, ())
+            left = (*(c for c in table.get(name, ()) if c.instance not in gone), *self._new.get(place, ()))
+            if left:
+                table[name] = left
+            else:
+                table.pop(name, None)
 
-    @staticmethod
-    def _drop(table: dict[str, tuple[Candidate, ...]], name: str, instance: Instance) -> None:
-        left = tuple(c for c in table.get(name, ()) if c.instance is not instance)
-        if left:
-            table[name] = left
-        else:
-            table.pop(name, None)
+
+def _places(capability: CapabilityInfo) -> list[tuple[bool, str]]:
+    """Where a capability stands: under its own name, and under those that it stands in for."""
+    return [(False, capability.name), *((True, target) for target in _alias_targets(capability))]
 
 
 def _distinct(info: AgentInfo) -> Iterable[CapabilityInfo]:

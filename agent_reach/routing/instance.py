@@ -5,43 +5,48 @@ What was learnt belongs to the incarnation: a changed record keeps it, a restart
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from agent_reach.config import ReachConfig
 from agent_reach.model import AgentInfo, CapabilityInfo, LoadReport
-from agent_reach.routing.breaker import Breaker
+from agent_reach.routing.breaker import Breaker, BreakerState
 from agent_reach.routing.stats import PeakEwma
 
-__all__ = ["Candidate", "Instance"]
+__all__ = ["Candidate", "Instance", "Learnt"]
+
+
+class Learnt:
+    """What was learnt of one capability of one instance. Kept by capability: one agent may answer a look-up in
+    30 ms and write a report in a minute, and be full of reports while look-ups are idle.
+
+    `in_flight` counts this client's calls; `busy_until` is when it may be asked again after it said that it is
+    overloaded.
+    """
+
+    __slots__ = ("busy_until", "in_flight", "latency")
+
+    def __init__(self, decay_s: float) -> None:
+        self.latency = PeakEwma(decay_s)
+        self.in_flight = 0
+        self.busy_until = 0.0
 
 
 class Instance:
     """An agent process. `in_flight` counts this client's calls to it.
 
-    `busy_until` is when it may be asked again after it said that it is overloaded, `avoid_until` the same
-    after it said that it drains (a preference only: a draining instance still answers).
+    `avoid_until`: until then others are preferred, for it said that it drains, or another answered at its address.
     """
 
-    __slots__ = (
-        "_config",
-        "_latencies",
-        "avoid_until",
-        "breaker",
-        "busy_until",
-        "in_flight",
-        "info",
-        "load",
-        "warm_from",
-    )
+    __slots__ = ("_config", "_learnt", "avoid_until", "breaker", "in_flight", "info", "load", "warm_from")
 
     def __init__(self, info: AgentInfo, config: ReachConfig, now: float) -> None:
         self._config = config
-        self._latencies: dict[str, PeakEwma] = {}
+        self._learnt: dict[str, Learnt] = {}
         self.info = info
         self.breaker = Breaker(config.breaker)
         self.in_flight = 0
         self.load: LoadReport | None = None
-        self.busy_until = 0.0
         self.avoid_until = 0.0
         self.warm_from = now
 
@@ -51,22 +56,23 @@ class Instance:
         return self.info.max_concurrency or self._config.bulkheads.per_instance
 
     def offer(self, capability: CapabilityInfo) -> Candidate:
-        """Return this instance as a candidate for one capability; its latencies are kept by name."""
-        latency = self._latencies.get(capability.name)
-        if latency is None:
-            latency = self._latencies[capability.name] = PeakEwma(self._config.scoring.decay_s)
-        return Candidate(self, capability, latency)
+        """Return this instance as a candidate for one capability."""
+        learnt = self._learnt.get(capability.name)
+        if learnt is None:
+            learnt = self._learnt[capability.name] = Learnt(self._config.scoring.decay_s)
+        slots = capability.max_concurrency
+        limit = math.inf if slots is None else slots * self._config.bulkheads.per_slot
+        return Candidate(self, capability, learnt, limit)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidate:
-    """An instance offering one capability. Latency is kept per capability: one agent may answer a look-up in
-    30 ms and write a report in a minute.
-    """
+    """An instance offering one capability; `limit` calls of it may be in flight."""
 
     instance: Instance
     capability: CapabilityInfo
-    latency: PeakEwma
+    learnt: Learnt
+    limit: float
 
     @property
     def agent_id(self) -> str:
@@ -77,3 +83,24 @@ class Candidate:
     def url(self) -> str:
         """Where it is dialed."""
         return self.instance.info.endpoint.url
+
+    @property
+    def latency(self) -> PeakEwma:
+        """How fast it answers this capability."""
+        return self.learnt.latency
+
+    @property
+    def full(self) -> bool:
+        """True if as many of this client's calls are in flight to it as may be."""
+        return self.instance.in_flight >= self.instance.limit or self.learnt.in_flight >= self.limit
+
+    def admits_at(self, now: float) -> float:
+        """When it takes a call: `now` or later, on the same clock; infinity if a call in flight must end first."""
+        breaker = self.instance.breaker
+        if self.full:
+            return math.inf
+        if breaker.available(now):
+            return max(now, self.learnt.busy_until)
+        if breaker.state is BreakerState.HALF_OPEN:
+            return math.inf
+        return max(breaker.until, self.learnt.busy_until)

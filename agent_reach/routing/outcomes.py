@@ -19,6 +19,7 @@ __all__ = [
     "brief",
     "executed",
     "label",
+    "unspent",
     "verdict",
     "worth_retrying",
 ]
@@ -37,13 +38,17 @@ class Succeeded:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """The peer answered with an error. `enveloped` False: the answer isn't of reach/1, so all of it is a guess."""
+    """The peer answered with an error. `enveloped` False: the answer isn't of reach/1, so all of it is a guess.
+
+    `retry_allowance`: how many of the retries that went along are left; None if it doesn't say.
+    """
 
     status: int
     error: ErrorInfo
     state: str = "accepting"
     load: LoadReport | None = None
     enveloped: bool = True
+    retry_allowance: int | None = None
 
     @property
     def retry_after_s(self) -> float | None:
@@ -71,9 +76,10 @@ class LostAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """An answer came that isn't one of reach/1, or is too large."""
+    """An answer came that isn't one of reach/1, or is too large, which it would be elsewhere too (`final`)."""
 
     detail: str
+    final: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,11 +139,14 @@ def worth_retrying(outcome: Outcome, *, idempotent: bool) -> bool:
         case Succeeded() | Cancelled():
             return False
         case Unsent():
-            return True
+            # A request that can't be built here can't be built for another instance either.
+            return outcome.phase != "local"
         case Rejected():
             return outcome.error.retryable and (idempotent or not outcome.error.executed)
-        case LostAnswer() | Unreadable():
+        case LostAnswer():
             return idempotent
+        case Unreadable():
+            return idempotent and not outcome.final
         case _:
             assert_never(outcome)
 
@@ -165,7 +174,28 @@ def verdict(outcome: Outcome, *, waited_s: float, attempt_s: float) -> Verdict:
             assert_never(outcome)
 
 
+def unspent(outcome: Outcome, lent: int) -> int:
+    """How many of the `lent` retries come back. An answer that was lost may have spent them all."""
+    match outcome:
+        case Succeeded():
+            said = outcome.reply.retry_allowance
+        case Rejected():
+            said = outcome.retry_allowance
+            if said is None and not outcome.error.executed:
+                return lent
+        case Unsent():
+            return lent
+        case LostAnswer() | Unreadable() | Cancelled():
+            return 0
+        case _:
+            assert_never(outcome)
+    return min(lent, said or 0)
+
+
 def _verdict_of_rejection(outcome: Rejected, waited_s: float, attempt_s: float) -> Verdict:
+    if 300 <= outcome.status < 400:
+        # Whatever lives there, it isn't the agent that registered.
+        return Verdict.FAILURE
     if outcome.status < 500 or not outcome.error.executed:
         return Verdict.NEUTRAL
     if outcome.error.type == "DeadlineExceeded" and waited_s < min(_FAIR_WAIT_S, attempt_s):

@@ -9,6 +9,7 @@ share of the draws instead, taken in selection.py.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agent_reach.config import ScoringConfig
@@ -53,25 +54,28 @@ class PeakEwmaScorer:
     def __init__(self, config: ScoringConfig) -> None:
         self._config = config
 
-    def score(self, candidate: Candidate, now: float, rivals: tuple[Candidate, ...] = ()) -> Score:
-        """Return the cost of sending one more call to `candidate` at `now`.
-
-        An instance without history is taken for as fast as the fastest of its `rivals` that answered last: a fixed
-        guess would either flood a newcomer or starve it.
+    def score(self, candidate: Candidate, now: float, assumed_s: float | None = None) -> Score:
+        """Return the cost of sending one more call to `candidate` at `now`; `assumed_s` is its latency, in seconds,
+        if it has no history.
         """
         known = candidate.latency.samples > 0
-        latency_s = candidate.latency.at(now) if known else self._assumed(now, rivals)
+        latency_s = candidate.latency.at(now) if known else self._config.seed_latency_s
+        if not known and assumed_s is not None:
+            latency_s = assumed_s
         instance = candidate.instance
         weight = instance.info.weight
         warm = self._warm(now - instance.warm_from)
+        # Of all calls to the instance: whatever keeps it busy, it has less time for this one.
         cost = latency_s * (instance.in_flight + 1) / weight
         return Score(cost, latency_s, instance.in_flight, weight, warm, known, candidate.latency.failed)
 
-    def _assumed(self, now: float, rivals: tuple[Candidate, ...]) -> float:
-        known = [
-            rival.latency.at(now) for rival in rivals if rival.latency.samples > 0 and not rival.latency.failed
-        ]
-        return min(known, default=self._config.seed_latency_s)
+    def assumed_s(self, rivals: Sequence[Candidate], now: float) -> float:
+        """What an instance without history is taken for: the fastest of its rivals that answered last.
+
+        A fixed guess would either flood a newcomer or starve it.
+        """
+        answered = [r.latency.at(now) for r in rivals if r.latency.samples > 0 and not r.latency.failed]
+        return min(answered, default=self._config.seed_latency_s)
 
     def _warm(self, age_s: float) -> float:
         window_s = self._config.slow_start_s

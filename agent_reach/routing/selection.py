@@ -54,8 +54,8 @@ def _better(one: Candidate, other: Candidate, scorer: PeakEwmaScorer, now: float
     """
     if one.instance.breaker.probe_due(now) != other.instance.breaker.probe_due(now):
         return one if one.instance.breaker.probe_due(now) else other
-    pair = (one, other)
-    its, others = scorer.score(one, now, pair), scorer.score(other, now, pair)
+    assumed_s = scorer.assumed_s((one, other), now)
+    its, others = scorer.score(one, now, assumed_s), scorer.score(other, now, assumed_s)
     # Relative to its rival: where all are new, nobody is held back.
     share = min(its.warm, others.warm) / max(its.warm, others.warm)
     if share < 1 and rng.random() >= share:

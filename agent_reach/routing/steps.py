@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from agent_reach.config import RetryConfig
-from agent_reach.context import RetryAllowance
+from agent_reach.config import RetryConfig, TimeoutConfig
 from agent_reach.errors import Attempt, ReachError
 from agent_reach.model import ReplyEnvelope
+from agent_reach.routing.budget import RetryAllowance
 from agent_reach.routing.instance import Candidate
 
 __all__ = ["CallPlan", "Raise", "Return", "Send", "Step", "Wait"]
@@ -32,10 +33,51 @@ class CallPlan:
     pinned: str | None = None
     preferred: tuple[str, ...] = ()
 
+    @classmethod
+    def of(
+        cls,
+        capability: str,
+        request_id: str,
+        candidates: Sequence[Candidate],
+        *,
+        started: float,
+        timeout_s: float | None,
+        left_s: float,
+        retry: RetryConfig,
+        timeouts: TimeoutConfig,
+        allowance: RetryAllowance | None,
+        pinned: str | None,
+        preferred: tuple[str, ...],
+    ) -> CallPlan:
+        """Settle a call's total time and its purse of retries.
+
+        `timeout_s` is what the caller named, if anything; else each attempt gets the capability's own time, all of
+        them `TimeoutConfig.total_s` at the most, and a longer capability one attempt. Never more than `left_s`,
+        which whoever called the caller has left. `allowance`: the purse of that call; None for a root.
+        """
+        meant = next((c for c in candidates if c.agent_id == pinned), candidates[0])
+        attempt_s = timeouts.of(meant.capability.timeout)
+        own_s = max(attempt_s, min(attempt_s * retry.max_attempts, timeouts.total_s))
+        wanted_s = own_s if timeout_s is None else timeout_s
+        if allowance is None:
+            most = retry.max_attempts - 1 if retry.tree_allowance is None else retry.tree_allowance
+            allowance = RetryAllowance(most)
+        return cls(
+            capability=capability,
+            request_id=request_id,
+            started=started,
+            deadline=started + min(left_s, wanted_s),
+            retry=retry,
+            allowance=allowance,
+            explicit_timeout=timeout_s is not None,
+            pinned=pinned,
+            preferred=preferred,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send attempt `number` (1-based) to `candidate` and give it `timeout_s` seconds."""
+    """Send attempt `number` (1-based) to `candidate`, give it `timeout_s` seconds and `retry_allowance` retries."""
 
     candidate: Candidate
     number: int
@@ -45,9 +87,10 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Ask again in `seconds`."""
+    """Ask again in `seconds`; with `until_place`, as soon as a call of this client ended, if that is sooner."""
 
     seconds: float
+    until_place: bool = False
 
 
 @dataclass(frozen=True, slots=True)

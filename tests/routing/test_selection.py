@@ -49,11 +49,12 @@ def test_an_instance_without_history_is_taken_for_as_fast_as_its_rival() -> None
     world = World(agent("a"), agent("b"))
     known, unknown = candidates(world)
     known.latency.observe(3.0, 100.0)
-    assert world.scorer.score(unknown, 100.0, (known, unknown)).latency_s == 3.0
+    assert world.scorer.assumed_s((known, unknown), 100.0) == 3.0
+    assert world.scorer.score(unknown, 100.0, 3.0).latency_s == 3.0
     assert not world.scorer.score(unknown, 100.0).known
     # What a failure was booked as is nobody's latency.
     known.latency.observe(5.0, 100.0, failed=True)
-    assert world.scorer.score(unknown, 100.0, (known, unknown)).latency_s == world.config.scoring.seed_latency_s
+    assert world.scorer.assumed_s((known, unknown), 100.0) == world.config.scoring.seed_latency_s
 
 
 def test_a_newcomer_gets_a_growing_share_of_the_calls_and_not_none_until_it_is_warm() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from typing import Any
 
@@ -10,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_reach.config import BulkheadConfig, EjectionConfig, ReachConfig, RetryConfig
-from agent_reach.context import RetryAllowance
 from agent_reach.errors import (
     AgentNotFound,
     DeadlineExceeded,
@@ -25,11 +25,12 @@ from agent_reach.errors import (
     Unauthorized,
 )
 from agent_reach.routing.breaker import BreakerState
+from agent_reach.routing.budget import RetryAllowance
 from agent_reach.routing.index import Remove, Upsert
-from agent_reach.routing.outcomes import Cancelled, LostAnswer, Outcome, Succeeded, Unreadable, Unsent
+from agent_reach.routing.outcomes import Cancelled, LostAnswer, Outcome, Rejected, Succeeded, Unreadable, Unsent
 from agent_reach.routing.session import CallSession
 from agent_reach.routing.steps import Raise, Return, Send, Wait
-from tests.routing.world import World, agent, ok, rejected
+from tests.routing.world import CAPABILITY, World, agent, ok, rejected
 
 REFUSED = Unsent("connect", "connection refused")
 RESET = LostAnswer("connection reset")
@@ -310,7 +311,70 @@ def test_retries_draw_from_the_call_trees_purse() -> None:
     assert len(play(world.session(allowance=purse), RESET)[1]) == 2
     assert purse.left == 0
     assert len(play(world.session(allowance=purse), RESET)[1]) == 1
-    assert sent(world.session(allowance=RetryAllowance(7)), 0.0).retry_allowance == 7
+
+
+@pytest.mark.parametrize(
+    ("outcome", "back"),
+    [
+        (ok("a", retry_allowance=1), 1),
+        (ok("a"), 0),
+        # A peer can't make us richer.
+        (ok("a", retry_allowance=99), 2),
+        (REFUSED, 2),
+        (rejected(503, "Overloaded", executed=False), 2),
+        (RESET, 0),
+        (Unreadable("HTML"), 0),
+        (Cancelled(), 0),
+    ],
+)
+def test_the_purse_is_split_with_the_callee_and_comes_back_as_the_answer_says(outcome: Outcome, back: int) -> None:
+    purse = RetryAllowance(5)
+    session = World(agent("a")).session(allowance=purse)
+    assert (sent(session, 0.0).retry_allowance, purse.left) == (2, 3)
+    session.record(outcome, 0.1)
+    retried = isinstance(session.next(0.1), Wait)
+    assert purse.left + retried == 3 + back
+
+
+def test_an_attempt_that_nothing_can_follow_takes_the_whole_purse_along() -> None:
+    """Where we don't retry any more, those further down may."""
+    world = World(agent("a", idempotent=False))
+    assert sent(world.session(allowance=RetryAllowance(5)), 0.0).retry_allowance == 5
+    world = World(agent("a"))
+    once = RetryConfig(max_attempts=1)
+    assert sent(world.session(allowance=RetryAllowance(5), retry=once), 0.0).retry_allowance == 5
+
+
+@given(hops=st.integers(1, 6), purse=st.integers(0, 5), seed=st.integers(0, 1000))
+def test_however_deep_the_tree_its_leaf_runs_once_and_then_as_often_as_the_root_allowed(
+    hops: int, purse: int, seed: int
+) -> None:
+    """Each hop retries by the rules; the leaf fails, or hangs, each time; answers tell what is left, or don't."""
+    rng = random.Random(seed)
+    runs = 0
+
+    def call(hop: int, allowance: RetryAllowance) -> Outcome:
+        nonlocal runs
+        if hop == hops:
+            runs += 1
+            return rng.choice([RESET, rejected(500)])
+        session, now = World(agent("a"), agent("b"), seed=seed).session(allowance=allowance, deadline=1e9), 0.0
+        while True:
+            step = session.next(now)
+            match step:
+                case Send():
+                    lent = RetryAllowance(step.retry_allowance)
+                    outcome = call(hop + 1, lent)
+                    if isinstance(outcome, Rejected) and rng.random() < 0.7:
+                        outcome = dataclasses.replace(outcome, retry_allowance=lent.left)
+                    session.record(outcome, now)
+                case Wait(seconds):
+                    now += seconds
+                case Return() | Raise():
+                    return rng.choice([RESET, rejected(500)])
+
+    call(0, RetryAllowance(purse))
+    assert 1 <= runs <= 1 + purse
 
 
 def test_a_pinned_call_goes_to_that_instance_only() -> None:
@@ -377,7 +441,7 @@ def test_a_lone_instance_never_goes_dark() -> None:
 def test_all_shut_out_differs_from_nobody_there_and_says_until_when() -> None:
     config = ReachConfig(ejection=EjectionConfig(max_share=1.0, panic_share=0.0))
     world = World(agent("a"), agent("b"), config=config)
-    world.index.instances["b"].busy_until = 1e9
+    world.index.lookup(CAPABILITY).candidates[1].learnt.busy_until = 1e9
     for _ in range(5):
         session = world.session(pinned="a", retry=RetryConfig(max_attempts=1))
         sent(session, 0.0)

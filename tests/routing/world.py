@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from agent_reach.config import ReachConfig
-from agent_reach.context import RetryAllowance
 from agent_reach.model import AgentInfo, CapabilityInfo, Endpoint, ErrorInfo, ReplyEnvelope
+from agent_reach.routing.budget import RetryAllowance
 from agent_reach.routing.index import Index, Upsert
 from agent_reach.routing.outcomes import Rejected, Succeeded
 from agent_reach.routing.scoring import PeakEwmaScorer
