@@ -39,6 +39,9 @@ from agent_reach.runtime import Runtime
 
 __all__ = ["CallOptions", "Caller"]
 
+# Room for what surrounds a payload or a result: ids, metadata, load.
+_ENVELOPE_BYTES = 64 * 1024
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallOptions:
@@ -176,7 +179,8 @@ class Caller:
             send,
             wall=self._clock.wall(),
             connect_timeout_s=self._config.timeouts.connect_s,
-            max_reply_bytes=self._config.serving.max_body_bytes,
+            # A result of the largest size comes in an envelope.
+            max_reply_bytes=self._config.serving.max_body_bytes + _ENVELOPE_BYTES,
         )
         result = await self._dialer_for(request.url).send(request)
         return interpret(

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import random
 import secrets
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypedDict, TypeVar, Unpack, overload
 
@@ -111,10 +114,12 @@ class ReachClient:
         self._knowledge = Knowledge(self.namespace, runtime)
         self._caller = Caller(self.agent_id, self.namespace, knowledge=self._knowledge, runtime=runtime)
         self._served = ServedAgent(self._identity, specs, knowledge=self._knowledge, runtime=runtime)
-        self._open = self._was_closed = False
+        self._home: _Home | None = None
+        self._closing: asyncio.Task[None] | None = None
+        self._was_closed = False
 
     def __repr__(self) -> str:
-        what = f"{len(self._knowledge.index)} instances known" if self._open else "closed"
+        what = f"{len(self._knowledge.index)} instances known" if self._home is not None else "closed"
         return f"<ReachClient {self.agent_id} in {self.namespace!r}: {what}>"
 
     @property
@@ -130,9 +135,9 @@ class ReachClient:
     # --- life cycle ----------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
-        if self._open:
+        if self._home is not None:
             raise ClientNotOpen(f"{self.agent_id} is open already: enter a client once, or make a second one")
-        self._open = True
+        self._home = _Home.here()
         if self._was_closed and self._registry_url is not None:
             self._registry = open_registry(self._registry_url, self._config.registry, self._clock)
         try:
@@ -149,16 +154,25 @@ class ReachClient:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Withdraw, stop watching, close connections. Safe to call twice."""
-        if not self._open:
+        """Withdraw, stop watching, close connections. Safe to call twice, and finished even if it is cancelled."""
+        if self._home is None:
             return
-        self._open, self._was_closed = False, True
-        await self._served.close()
-        await self._knowledge.close()
-        if self._owns_dialer:
-            await self._dialer.aclose()
-        if self._registry_url is not None:
-            self._registry.close()
+        if self._closing is None:
+            self._closing = asyncio.get_running_loop().create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        try:
+            async with AsyncExitStack() as steps:
+                if self._registry_url is not None:
+                    steps.callback(self._registry.close)
+                if self._owns_dialer:
+                    steps.push_async_callback(self._dialer.aclose)
+                steps.push_async_callback(self._knowledge.close)
+                await self._served.close()
+        finally:
+            self._was_closed = True
+            self._home = self._closing = None
 
     def asgi(self) -> ReachApp:
         """Return the ASGI app that serves the handlers, to mount in FastAPI or Starlette or to run bare.
@@ -259,7 +273,7 @@ class ReachClient:
 
     # --- looking -------------------------------------------------------------------------------------------
 
-    async def resolve(self, capability: str, *, context_id: str | None = None) -> Route:
+    async def resolve(self, capability: str) -> Route:
         """Return the ranked candidates, what was excluded and why, and the risk. A Route can be given to `call`.
 
         Raises AgentNotFound with near names, or RegistryUnavailable while nothing is known.
@@ -311,9 +325,14 @@ class ReachClient:
     # --- inside ----------------------------------------------------------------------------------------------
 
     def _require_open(self) -> None:
-        if not self._open:
+        if self._home is None or self._closing is not None:
             raise ClientNotOpen(
                 f"ReachClient {self.agent_id} isn't open: use it inside `async with ReachClient(...) as reach:`"
+            )
+        if self._home != _Home.here():
+            raise ClientNotOpen(
+                f"ReachClient {self.agent_id} was opened in another process or event loop, where its watch and its "
+                "connections live: open one in each (after a fork, in each worker)"
             )
 
     def _dialer_for(self, url: str) -> Dialer:
@@ -325,6 +344,18 @@ class ReachClient:
                 observer.on_event(event)
             except Exception:  # noqa: BLE001 - foreign code: its bug must not fail a call or the heartbeat
                 _log.exception("observer %r failed on %s", observer, type(event).__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Home:
+    """Where a client was opened. A forked child, or a second loop, would be served knowledge that nobody renews."""
+
+    pid: int
+    loop: asyncio.AbstractEventLoop | None
+
+    @classmethod
+    def here(cls) -> _Home:
+        return cls(os.getpid(), asyncio._get_running_loop())
 
 
 def _name_of(specs: tuple[HandlerSpec, ...]) -> str:

@@ -16,11 +16,9 @@ __all__ = ["Identity", "identify"]
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The settled identity. `incarnation` is new at every start; `explicit_id` if the agent id was given."""
+    """The settled identity."""
 
     agent_id: str
-    explicit_id: bool
-    incarnation: str
     name: str
     namespace: str
     registry: str | None
@@ -69,8 +67,6 @@ def identify(
         raise ConfigError(str(error)) from None
     return Identity(
         agent_id=settled_id,
-        explicit_id=wanted_id is not None,
-        incarnation=secrets.token_hex(8),
         name=stem if name or not wanted_id else wanted_id,
         namespace=settled_namespace,
         registry=given(registry, "REGISTRY"),

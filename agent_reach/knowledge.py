@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 
-from agent_reach.errors import ReachError, RegistryUnavailable
+from agent_reach.errors import ClientNotOpen, ReachError, RegistryUnavailable
 from agent_reach.model import AgentInfo
 from agent_reach.ports import Registry
 from agent_reach.registry.hosting import Signal
@@ -66,9 +66,13 @@ class Knowledge:
     async def close(self) -> None:
         """Stop watching, and forget what was known: nobody would keep it current."""
         watcher, self._watcher = self._watcher, None
-        if watcher is not None:
-            await watcher.stop()
-        self.index.clear()
+        # Whoever waits for an agent is told at once, and not when its time is up.
+        self._changed.fire()
+        try:
+            if watcher is not None:
+                await watcher.stop()
+        finally:
+            self.index.clear()
 
     async def discover(self, timeout_s: float, **call: str) -> None:
         """Wait for the first list of agents; every caller of a cold start shares it.
@@ -89,6 +93,7 @@ class Knowledge:
         Raises AgentNotFound if nobody does, or not the one instance asked for; RegistryUnavailable if nothing
         is known because the registry can't be asked.
         """
+        self._require_open()
         found = self.index.lookup(capability)
         if found.candidates and (pinned is None or any(c.agent_id == pinned for c in found.candidates)):
             return found
@@ -108,9 +113,13 @@ class Knowledge:
 
     async def wait_for(self, capability: str, timeout_s: float) -> tuple[AgentInfo, ...]:
         """Return the instances of `capability` as soon as there is one; after `timeout_s` raise as `offered`."""
-        clock = self._runtime.clock
-        found = await self._changed.wait_for(lambda: self.agents(capability) or None, clock, timeout_s)
-        if found is None:
+
+        def settled() -> tuple[AgentInfo, ...] | None:
+            return self.agents(capability) or (() if self._watcher is None else None)
+
+        found = await self._changed.wait_for(settled, self._runtime.clock, timeout_s)
+        self._require_open()
+        if not found:
             self.offered(capability, pinned=None, request_id=secrets.token_hex(16))
             return self.agents(capability)
         return found
@@ -132,6 +141,10 @@ class Knowledge:
             stale=self.stale,
             age_s=self.age_s,
         )
+
+    def _require_open(self) -> None:
+        if self._watcher is None:
+            raise ClientNotOpen("the client was closed meanwhile: use it inside its `async with` only")
 
     def _apply(self, change: Change) -> None:
         self.index.apply(change, self._runtime.clock.now())

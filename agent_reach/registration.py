@@ -7,6 +7,7 @@ import contextlib
 import secrets
 
 from agent_reach.dialing.exchange import OutgoingCall, interpret
+from agent_reach.dialing.httpx_dialer import HttpxDialer
 from agent_reach.errors import ReachError, SchemaConflict
 from agent_reach.events import ContractClash, RegistrationChanged
 from agent_reach.handlers import HandlerSpec
@@ -36,6 +37,7 @@ class Registration:
         identity: Identity,
         specs: tuple[HandlerSpec, ...],
         endpoint: Endpoint,
+        incarnation: str,
         *,
         registry: Registry,
         knowledge: Knowledge,
@@ -45,6 +47,7 @@ class Registration:
         self._specs = specs
         self._knowledge = knowledge
         self._runtime = runtime
+        self._incarnation = incarnation
         self._refusal: RegistrationState | None = None
         record = self._record(endpoint)
         self._announcer = Announcer(
@@ -125,9 +128,14 @@ class Registration:
         request = ping.request(
             url, target_agent=agent_id, timeout_s=2.0, connect_timeout_s=1.0, max_reply_bytes=64 * 1024, wall=wall
         )
-        result = await self._runtime.dialer_for(url).send(request)
+        # Directly: the client's own dialer may go through a proxy that doesn't know this host's loopback.
+        probe = HttpxDialer()
+        try:
+            result = await probe.send(request)
+        finally:
+            await probe.aclose()
         outcome = interpret(result, request_id=ping.request_id, agent_id=agent_id, wall=wall)
-        own = {"incarnation": self._identity.incarnation}
+        own = {"incarnation": self._incarnation}
         return isinstance(outcome, Succeeded) and outcome.reply.data == own
 
     def _check_contracts(self) -> None:
@@ -159,7 +167,7 @@ class Registration:
         first = self._specs[0]
         return AgentInfo(
             agent_id=self._identity.agent_id,
-            incarnation=self._identity.incarnation,
+            incarnation=self._incarnation,
             name=self._identity.name,
             namespace=self._identity.namespace,
             version=first.agent_version,

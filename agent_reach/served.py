@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 
 from agent_reach.addresses import advertised_url, loopback_url
 from agent_reach.errors import AgentIdInUse, ClientNotOpen, ConfigError
@@ -43,6 +45,8 @@ class ServedAgent:
         self._registration: Registration | None = None
         self._registering: asyncio.Task[None] | None = None
         self._is_mounted = False
+        self._incarnation = ""
+        self._stop: asyncio.Event | None = None
         self.draining = False
 
     @property
@@ -73,19 +77,26 @@ class ServedAgent:
             )
 
     async def close(self) -> None:
-        """Withdraw, stop the app and the server. Running calls are cut; `serve_forever` lets them end before."""
+        """Withdraw, stop the app and the server, and let `serve_forever` return. Running calls are cut;
+        `serve_forever` lets them end before. Every step is taken, whatever the others come to.
+        """
         registry, self._registry = self._registry, None
-        if self._registration is not None:
-            await self._registration.withdraw()
-        if self._app is not None:
-            await self._app.stop()
-            if isinstance(registry, MemoryRegistry) and registry.apps.get(self._local_url) is self._app:
-                del registry.apps[self._local_url]
-            if not self._is_mounted:
-                self._app = None
         server, self._server = self._server, None
-        if server is not None:
-            await server.stop(0.0)
+        async with AsyncExitStack() as steps:
+            if self._stop is not None:
+                steps.callback(self._stop.set)
+            if server is not None:
+                steps.push_async_callback(server.stop, 0.0)
+            if self._app is not None:
+                steps.callback(self._leave_process, registry, self._app)
+                steps.push_async_callback(self._app.stop)
+                if not self._is_mounted:
+                    self._app = None
+            await self._withdraw()
+
+    def _leave_process(self, registry: Registry | None, app: ReachApp) -> None:
+        if isinstance(registry, MemoryRegistry) and registry.apps.get(self._local_url) is app:
+            del registry.apps[self._local_url]
 
     # --- mounted -------------------------------------------------------------------------------------------
 
@@ -123,7 +134,8 @@ class ServedAgent:
 
     @property
     def _local_url(self) -> str:
-        return f"local://{self._identity.agent_id}.{self._identity.namespace}"
+        # Neither name can hold a tilde, so no two agents share a url.
+        return f"local://{self._identity.agent_id}~{self._identity.namespace}"
 
     async def _open_local(self, registry: MemoryRegistry) -> None:
         agent_id = self._identity.agent_id
@@ -163,6 +175,8 @@ class ServedAgent:
                 "serve_forever() needs listen='host:port' (or AGENT_REACH_LISTEN), like '0.0.0.0:9101'"
             )
         stop, hurry = asyncio.Event(), asyncio.Event()
+        app, server = self._app, self._server
+        self._stop = stop
         with stop_signals(stop, hurry):
             stopped = asyncio.ensure_future(stop.wait())
             try:
@@ -172,11 +186,13 @@ class ServedAgent:
                 await stopped
             finally:
                 stopped.cancel()
+            if self._registry is None:
+                return  # closed by other code, which has done all of this
             self.draining = True
             await drain(
-                app=self._app,
+                app=app,
                 withdraw=self._withdraw,
-                stop_server=self._server.stop,
+                stop_server=server.stop,
                 clock=self._runtime.clock,
                 config=self._runtime.config.serving,
                 hurry=hurry,
@@ -195,6 +211,7 @@ class ServedAgent:
             self._identity,
             self._specs,
             endpoint,
+            self._incarnation,
             registry=registry,
             knowledge=self._knowledge,
             runtime=self._runtime,
@@ -208,9 +225,11 @@ class ServedAgent:
     def _new_app(
         self, on_lifespan: tuple[Callable[[], Awaitable[None]], Callable[[], Awaitable[None]]] | None = None
     ) -> ReachApp:
+        # New at every start: what callers learnt of an earlier one says nothing of this.
+        self._incarnation = secrets.token_hex(8)
         return ReachApp(
             agent_id=self._identity.agent_id,
-            incarnation=self._identity.incarnation,
+            incarnation=self._incarnation,
             namespace=self._identity.namespace,
             specs=self._specs,
             config=self._runtime.config.serving,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextvars
+import os
 import threading
 from collections.abc import Callable, Coroutine, Mapping
 from types import TracebackType
@@ -33,6 +35,7 @@ class SyncReachClient:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._client = ReachClient(*args, **kwargs)
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._pid = os.getpid()
         self._thread: threading.Thread | None = None
 
     def __repr__(self) -> str:
@@ -51,6 +54,7 @@ class SyncReachClient:
     def __enter__(self) -> Self:
         if self._loop is not None:
             raise ClientNotOpen(f"{self.agent_id} is open already: enter a client once, or make a second one")
+        self._pid = os.getpid()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
             target=_run_loop, args=(self._loop,), name=f"agent-reach-{self.agent_id}", daemon=True
@@ -71,6 +75,10 @@ class SyncReachClient:
     def close(self) -> None:
         """Withdraw, stop watching, close connections, end the thread. Safe to call twice."""
         if self._loop is None:
+            return
+        if self._pid != os.getpid():
+            # The thread stayed with the parent, and so does everything that could be closed.
+            self._loop = self._thread = None
             return
         try:
             self._wait(self._client.aclose)
@@ -108,9 +116,9 @@ class SyncReachClient:
         """Send one request and wait for its answer; see `ReachClient.call`."""
         return self._wait(lambda: self._client.call(capability, payload, response_model=response_model, **keywords))
 
-    def resolve(self, capability: str, *, context_id: str | None = None) -> Route:
+    def resolve(self, capability: str) -> Route:
         """Return the ranked candidates; see `ReachClient.resolve`."""
-        return self._wait(lambda: self._client.resolve(capability, context_id=context_id))
+        return self._wait(lambda: self._client.resolve(capability))
 
     def explain(self, capability: str) -> Explanation:
         """Return what a call would see now; see `ReachClient.explain`."""
@@ -149,17 +157,32 @@ class SyncReachClient:
             )
         if threading.current_thread() is self._thread:
             raise ReachError("SyncReachClient would wait for itself: use ReachClient and await in async code")
+        if self._pid != os.getpid():
+            raise ClientNotOpen(
+                f"SyncReachClient {self.agent_id} was opened before a fork, and its thread stayed with the parent: "
+                "open one in each process"
+            )
         context = contextvars.copy_context()
 
         async def run_in_context() -> R:
             return await asyncio.get_running_loop().create_task(start(), context=context)
 
-        future = asyncio.run_coroutine_threadsafe(run_in_context(), loop)
+        coroutine = run_in_context()
+        try:
+            future = asyncio.run_coroutine_threadsafe(coroutine, loop)
+        except RuntimeError:
+            coroutine.close()
+            raise self._closed_meanwhile() from None
         try:
             return future.result()
+        except concurrent.futures.CancelledError:
+            raise self._closed_meanwhile() from None
         except BaseException:
             future.cancel()
             raise
+
+    def _closed_meanwhile(self) -> ClientNotOpen:
+        return ClientNotOpen(f"SyncReachClient {self.agent_id} was closed while it was being used")
 
     def _stop(self) -> None:
         loop, self._loop = self._loop, None

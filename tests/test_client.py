@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import subprocess
 import sys
@@ -19,12 +20,13 @@ from agent_reach import (
     ClientNotOpen,
     ConfigError,
     DeadlineExceeded,
-    HopLimitExceeded,
     InvalidPayload,
     InvalidReply,
     MemoryRegistry,
     NoHealthyAgent,
     OutcomeUnknown,
+    Overloaded,
+    ProtocolError,
     ReachClient,
     ReachConfig,
     RegistryConfig,
@@ -37,7 +39,7 @@ from agent_reach import (
 )
 from agent_reach.context import current_call
 from agent_reach.events import BreakerChanged, CallEnded, CallServed, ContractClash, Event
-from agent_reach.ports import Answer, DialRequest, DialResult, MaybeExecuted, NeverSent
+from agent_reach.ports import Answer, BadAnswer, DialRequest, DialResult, MaybeExecuted, NeverSent
 from agent_reach.testing import ManualClock
 from tests.routing.world import CAPABILITY, agent
 
@@ -239,7 +241,6 @@ async def test_nothing_is_sent_when_the_caller_has_no_time_left() -> None:
                 await reach.call(CAPABILITY, {"query": "x"})
         finally:
             current_call.reset(token)
-    assert isinstance(HopLimitExceeded("x"), Exception)
 
 
 # --- errors that a tired person can act on -------------------------------------------------------------------
@@ -657,3 +658,241 @@ def test_importing_the_package_loads_neither_grpc_nor_uvicorn() -> None:
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert out.stdout.strip() == "[]"
+
+
+# --- open, closed, and elsewhere -----------------------------------------------------------------------------
+
+
+async def test_a_cancelled_close_is_finished_all_the_same_and_may_be_repeated() -> None:
+    clock = ManualClock()
+    registry = MemoryRegistry(clock)
+    reach = ReachClient("kb-1", handlers=[retrieve], registry=registry)
+    await reach.__aenter__()
+    closing = asyncio.ensure_future(reach.aclose())
+    await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    await reach.aclose()
+    assert registry.apps == {}
+    assert registry.list("default").records == ()
+    async with reach:
+        assert (await reach.call(CAPABILITY, {"query": "x"})).agent_id == "kb-1"
+
+
+async def test_whoever_waits_while_the_client_is_closed_is_told_at_once() -> None:
+    registry = MemoryRegistry(ManualClock())
+    reach = ReachClient(registry=registry)
+    await reach.__aenter__()
+    waiting = asyncio.ensure_future(reach.wait_for("other.thing.v1", timeout=1000))
+    await asyncio.sleep(0)
+    await reach.aclose()
+    with pytest.raises(ClientNotOpen, match="closed meanwhile"):
+        await waiting
+
+
+async def test_a_client_is_of_no_use_on_a_second_event_loop() -> None:
+    async with ReachClient(handlers=[retrieve], registry=MemoryRegistry()) as reach:
+
+        async def elsewhere() -> None:
+            await reach.call(CAPABILITY, {"query": "x"})
+
+        def run() -> None:
+            with pytest.raises(ClientNotOpen, match="another process or event loop"):
+                asyncio.run(elsewhere())
+            with pytest.raises(ClientNotOpen, match="another process or event loop"):
+                _ = reach.state
+
+        await asyncio.to_thread(run)
+
+
+async def test_each_opening_is_a_new_incarnation() -> None:
+    reach = ReachClient("kb-1", handlers=[retrieve], registry=MemoryRegistry())
+    seen = set()
+    for _ in range(2):
+        async with reach:
+            seen.add(reach.agents()[0].incarnation)
+    assert len(seen) == 2
+
+
+# --- what a peer may not do to us ----------------------------------------------------------------------------
+
+
+def error_answer(request: DialRequest, status: int = 503, **changes: Any) -> Answer:
+    import json
+
+    sent = json.loads(request.body)
+    error = {"type": "Overloaded", "message": "full", "retryable": True, "executed": False}
+    body = {"code": status, "response_to": sent["request_id"], "agent_id": sent["target_agent"], "error": error}
+    error |= changes.pop("error", {})
+    return Answer(status, changes.pop("headers", {}), json.dumps(body | changes).encode())
+
+
+@pytest.mark.parametrize("changes", [{"response_to": "other"}, {"agent_id": "stranger"}])
+async def test_an_error_meant_for_somebody_else_promises_nothing(changes: dict[str, Any]) -> None:
+    """`executed: false` of a stranger must not send what isn't idempotent a second time."""
+    registry = MemoryRegistry()
+    put(registry, agent("a", idempotent=False), agent("b", idempotent=False))
+    script = Script(lambda request: error_answer(request, **changes))
+    async with ReachClient(registry=registry, dialer=script) as reach:
+        with pytest.raises(InvalidReply, match="not what was asked"):
+            await reach.call(CAPABILITY)
+    assert len(script.requests) == 1
+
+
+@pytest.mark.parametrize("ms", [10**15, 10**400])
+async def test_no_retry_after_is_believed_for_longer_than_a_minute(ms: int) -> None:
+    clock = ManualClock()
+    registry = MemoryRegistry(clock)
+    put(registry, agent("a"))
+    answers = [lambda request: error_answer(request, error={"retry_after_ms": ms}), good]
+    script = Script(lambda request: answers.pop(0)(request))
+    async with ReachClient(registry=registry, dialer=script) as reach:
+        call = asyncio.ensure_future(reach.call(CAPABILITY))
+        await clock.advance(1)
+        with pytest.raises(Overloaded) as caught:
+            await call
+        assert caught.value.retry_after_s == pytest.approx(60, abs=1)
+        await clock.advance(60)
+        assert (await reach.call(CAPABILITY)).data == "fine"
+
+
+async def test_a_bare_503_with_retry_after_is_waited_for() -> None:
+    """T05 names it."""
+    clock = ManualClock()
+    registry = MemoryRegistry(clock)
+    put(registry, agent("a"))
+    answers: list[Any] = [lambda request: Answer(503, {"retry-after": "2"}, b"<html>"), good]
+    script = Script(lambda request: answers.pop(0)(request))
+    async with ReachClient(registry=registry, dialer=script) as reach:
+        call = asyncio.ensure_future(reach.call(CAPABILITY))
+        await clock.advance(1.9)
+        assert len(script.requests) == 1
+        await clock.advance(0.2)
+        assert (await call).data == "fine"
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (Answer(302, {"location": "http://elsewhere"}, b""), ProtocolError),
+        (Answer(500, {}, b"Internal Server Error"), OutcomeUnknown),
+        (Answer(502, {}, b""), OutcomeUnknown),
+        (Answer(404, {}, b"nginx"), RemoteError),
+        (Answer(418, {}, b"teapot"), RemoteError),
+    ],
+)
+async def test_what_a_stranger_at_the_address_answers_is_never_called_a_handlers_failure(
+    answer: Answer, expected: type[Exception]
+) -> None:
+    registry = MemoryRegistry()
+    put(registry, agent("a", idempotent=False))
+    async with ReachClient(registry=registry, dialer=Script(lambda request: answer)) as reach:
+        with pytest.raises(expected):
+            await reach.call(CAPABILITY, retry=RetryConfig(max_attempts=1))
+
+
+async def test_an_answer_that_is_too_large_is_not_asked_for_again() -> None:
+    registry = MemoryRegistry()
+    put(registry, agent("a"), agent("b"))
+    script = Script(lambda request: BadAnswer(200, "the answer is larger than 10 bytes", too_large=True))
+    async with ReachClient(registry=registry, dialer=script) as reach:
+        with pytest.raises(InvalidReply, match="larger than"):
+            await reach.call(CAPABILITY)
+    assert len(script.requests) == 1
+
+
+async def test_a_fault_of_this_process_is_tried_once_and_booked_on_nobody() -> None:
+    registry = MemoryRegistry()
+    put(registry, *(agent(f"a{n}") for n in range(20)))
+    script = Script(lambda request: NeverSent("local", "a header can't be encoded", local=True))
+    async with ReachClient(registry=registry, dialer=script) as reach:
+        for _ in range(10):
+            with pytest.raises(ProtocolError, match="from this process"):
+                await reach.call(CAPABILITY)
+        assert len(script.requests) == 10
+        assert "20 of 20 instances usable" in str(reach.explain(CAPABILITY))
+
+
+@pytest.mark.parametrize(
+    "keywords",
+    [{"metadata": {"a": "\ud800"}}, {"idempotency_key": "\ud800"}, {"context_id": "x" * 300}, {"timeout": 1e306}],
+)
+async def test_text_that_cannot_be_sent_is_refused_by_name(keywords: dict[str, Any]) -> None:
+    async with ReachClient(handlers=[retrieve], registry=MemoryRegistry()) as reach:
+        with pytest.raises(ConfigError, match=next(iter(keywords))):
+            await reach.call(CAPABILITY, {"query": "x"}, **keywords)
+
+
+# --- load ----------------------------------------------------------------------------------------------------
+
+
+async def test_a_burst_on_a_small_agent_waits_for_places_and_loses_nothing() -> None:
+    """500 calls at once, ten at a time: more than ten and their queue would be refused, and a refusal costs."""
+
+    @register_agent("small.work.v1", max_concurrency=10)
+    async def work() -> str:
+        await asyncio.sleep(0.001)
+        return "done"
+
+    registry = MemoryRegistry()
+    async with ReachClient(handlers=[work], registry=registry) as reach:
+        replies = await asyncio.gather(*(reach.call("small.work.v1", timeout=5) for _ in range(500)))
+    assert {reply.data for reply in replies} == {"done"}
+    assert {len(reply.attempts) for reply in replies} == {1}
+
+
+async def test_a_full_capability_leaves_the_others_of_its_agent_alone() -> None:
+    clock = ManualClock()
+    registry = MemoryRegistry(clock)
+    put(registry, agent("a", [CAPABILITY, "other.thing.v1"]))
+    full = {"retry_after_ms": 20_000}
+
+    def act(request: DialRequest) -> Answer:
+        return good(request) if b"other.thing.v1" in request.body else error_answer(request, error=full)
+
+    async with ReachClient(registry=registry, dialer=Script(act)) as reach:
+        call = asyncio.ensure_future(reach.call(CAPABILITY, timeout=1))
+        await clock.advance(1)
+        with pytest.raises(Overloaded):
+            await call
+        assert (await reach.call("other.thing.v1")).data == "fine"
+        assert "overloaded, for 19" in str(reach.explain(CAPABILITY))
+
+
+async def test_a_call_refused_locally_has_its_line_too() -> None:
+    seen = Seen()
+    async with ReachClient(registry=MemoryRegistry(), observers=[seen]) as reach:
+        with pytest.raises(InvalidPayload):
+            await reach.call(CAPABILITY, {"x": float("nan")})
+    assert [event.outcome for event in seen.of(CallEnded)] == ["InvalidPayload"]
+
+
+async def test_a_chain_of_agents_over_a_failing_leaf_runs_it_three_times_at_the_most() -> None:
+    """T05 on real handlers: every hop retries by its own rules, out of one purse."""
+    registry, runs = MemoryRegistry(), 0
+
+    @register_agent("chain.leaf.v1", idempotent=True)
+    async def leaf() -> None:
+        nonlocal runs
+        runs += 1
+        raise ValueError("down")
+
+    async with ReachClient("me", registry=registry) as reach, contextlib.AsyncExitStack() as agents:
+
+        def hop(name: str, below: str) -> Any:
+            @register_agent(name, idempotent=True)
+            async def forward() -> Any:
+                return (await reach.call(below)).data
+
+            return forward
+
+        hops = [hop("chain.b.v1", "chain.leaf.v1"), hop("chain.a.v1", "chain.b.v1")]
+        for _ in range(2):
+            for handler in (leaf, *hops):
+                await agents.enter_async_context(ReachClient(handlers=[handler], registry=registry))
+        for root in ("chain.leaf.v1", "chain.b.v1", "chain.a.v1"):
+            runs = 0
+            with pytest.raises(RemoteError):
+                await reach.call(root)
+            assert 1 <= runs <= 3

@@ -170,6 +170,39 @@ def test_a_lone_mapping_parameter_takes_the_whole_payload(annotation: Any) -> No
     assert spec_of(handler).bind({"query": "x"}, context())["payload"] == {"query": "x"}
 
 
+class Order(BaseModel):
+    customer: str
+
+
+def test_a_model_sent_under_the_parameters_name_is_told_what_to_send() -> None:
+    @register_agent("shop.order.v1")
+    def handler(order: Order) -> None: ...
+
+    error = refused(handler, {"order": {"customer": "Alice"}})
+    assert error.problems[0] == ("order", "send the fields of Order directly, not inside 'order'")
+    assert ("customer", "Field required") in error.problems
+    assert "send the fields of Order directly" in error.message
+
+
+@pytest.mark.parametrize("payload", [{}, {"order": {}, "customers": 1}, {"ordre": {"customer": "Alice"}}])
+def test_the_hint_is_only_given_where_it_is_meant(payload: dict[str, Any]) -> None:
+    @register_agent("shop.order.v1")
+    def handler(order: Order) -> None: ...
+
+    assert "directly" not in refused(handler, payload).message
+
+
+def test_a_model_with_a_field_of_the_parameters_name_is_no_mistake() -> None:
+    class Wrapped(BaseModel):
+        order: Order
+
+    @register_agent("shop.order.v1")
+    def handler(order: Wrapped) -> None: ...
+
+    assert "directly" not in refused(handler, {"order": {}}).message
+    assert spec_of(handler).bind({"order": {"customer": "Alice"}}, context())["order"].order.customer == "Alice"
+
+
 def test_a_lone_model_parameter_takes_the_whole_payload() -> None:
     @register_agent("a.b.v1")
     def handler(question: Question) -> str:

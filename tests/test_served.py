@@ -20,6 +20,7 @@ from fastapi import FastAPI
 from agent_reach import (
     AgentNotFound,
     ConfigError,
+    HttpxDialer,
     MemoryRegistry,
     ReachClient,
     ReachConfig,
@@ -29,6 +30,7 @@ from agent_reach import (
     register_agent,
 )
 from agent_reach.addresses import advertised_url, loopback_url
+from agent_reach.ports import SystemClock
 from agent_reach.serving.uvicorn_server import UvicornServer
 from tests.routing.world import CAPABILITY
 
@@ -88,29 +90,31 @@ async def test_cancelling_serve_forever_closes_its_socket_and_withdraws() -> Non
 
 async def test_nothing_is_registered_before_invoke_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """The probe meets a server that doesn't accept yet; the entry comes when it does."""
-    registry, go = MemoryRegistry(), asyncio.Event()
+    registry, ready = MemoryRegistry(), asyncio.Event()
     start = UvicornServer.start
 
     async def late(self: UvicornServer) -> None:
         await start(self)
-        app, self._server.config.loaded_app = self._server.config.loaded_app, refusing
-        self._held = app
+        app = self._server.config.loaded_app
 
-    async def refusing(scope: object, receive: object, send: Callable[..., object]) -> None:
-        await send({"type": "http.response.start", "status": 502, "headers": []})
-        await send({"type": "http.response.body", "body": b"warming up"})
+        async def warming_up(scope: object, receive: object, send: Callable[..., Any]) -> None:
+            if ready.is_set():
+                await app(scope, receive, send)
+                return
+            await send({"type": "http.response.start", "status": 502, "headers": []})
+            await send({"type": "http.response.body", "body": b"warming up"})
+
+        self._server.config.loaded_app = warming_up
 
     monkeypatch.setattr(UvicornServer, "start", late)
     async with (
         ReachClient(registry=registry) as reach,
-        ReachClient(handlers=[retrieve], registry=registry, listen="127.0.0.1:0", config=CONFIG) as kb,
+        ReachClient(handlers=[retrieve], registry=registry, listen="127.0.0.1:0"),
     ):
-        serving = asyncio.ensure_future(kb.serve_forever())
-        with pytest.raises((TimeoutError, AgentNotFound)):
+        with pytest.raises(AgentNotFound):
             await reach.wait_for(CAPABILITY, timeout=0.5)
-        serving.cancel()
-        await asyncio.gather(serving, return_exceptions=True)
-    assert not go.is_set()
+        ready.set()
+        await reach.wait_for(CAPABILITY, timeout=10)
 
 
 @asynccontextmanager
@@ -302,3 +306,56 @@ def test_a_wildcard_address_is_advertised_as_the_one_that_the_registry_sees() ->
     assert loopback_url("::", 9101) == "http://[::1]:9101"
     with pytest.raises(ConfigError, match="advertise="):
         advertised_url("0.0.0.0", 9101, registry_address="etcd://no-such-host.invalid:2379")
+
+
+async def test_serve_forever_returns_when_other_code_closes_the_client() -> None:
+    kb = ReachClient(handlers=[retrieve], registry=MemoryRegistry(), listen="127.0.0.1:0")
+    await kb.__aenter__()
+    serving = asyncio.ensure_future(kb.serve_forever())
+    await until(lambda: kb.state.registered)
+    await kb.aclose()
+    await asyncio.wait_for(serving, 5)
+
+
+async def test_a_client_whose_dialer_goes_through_a_proxy_registers_all_the_same() -> None:
+    """Its own address is probed directly: a proxy doesn't know this host's loopback."""
+    async with httpx.AsyncClient(proxy="http://127.0.0.1:9") as through_proxy:
+        kb = ReachClient(
+            handlers=[retrieve],
+            registry=MemoryRegistry(),
+            listen="127.0.0.1:0",
+            dialer=HttpxDialer(through_proxy),
+        )
+        async with kb:
+            await until(lambda: kb.state.registered)
+
+
+async def test_another_process_of_the_same_id_at_the_address_is_not_taken_for_this_one(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A predecessor that still answers there would be registered in our name."""
+    registry, clock = MemoryRegistry(), SystemClock()
+    async with ReachClient("kb-1", handlers=[retrieve], registry=MemoryRegistry(), listen="127.0.0.1:0") as old:
+        await until(lambda: old.state.registered)
+        (info,) = old.agents()
+        young = ReachClient(
+            "kb-1", handlers=[retrieve], registry=registry, advertise=info.endpoint.url, clock=clock
+        )
+        young.asgi()
+        async with young:
+            await until(lambda: "isn't answered by this process yet" in caplog.text)
+            assert not young.state.registered
+            assert registry.list("default").records == ()
+
+
+async def test_asking_for_the_app_again_gives_the_same_and_registers_once() -> None:
+    registry, port = MemoryRegistry(), free_port()
+    agent = ReachClient(handlers=[retrieve], registry=registry, advertise=f"http://127.0.0.1:{port}")
+    app = agent.asgi()
+    async with ReachClient(registry=registry) as reach:
+        async with hosted(app, port):  # type: ignore[arg-type]
+            await reach.wait_for(CAPABILITY, timeout=10)
+            assert [agent.asgi() for _ in range(3)] == [app] * 3
+        await until(lambda: reach.agents() == ())
+        await asyncio.sleep(0)
+        assert registry.list("default").records == ()

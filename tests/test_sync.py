@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -103,3 +105,53 @@ async def test_it_refuses_to_wait_for_itself() -> None:
         await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(inside(), reach._loop))
         assert client.agent_id
     assert "await" in str(caught[0])
+
+
+def test_after_a_fork_it_says_so_instead_of_hanging() -> None:
+    """Its thread stayed with the parent: in the child nothing would ever answer."""
+    with SyncReachClient("kb-1", handlers=[retrieve], registry=MemoryRegistry()) as reach:
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                try:
+                    reach.call(CAPABILITY, {"query": "x"}, timeout=1)
+                    told = "no error"
+                except ClientNotOpen as error:
+                    told = str(error)
+                reach.close()
+                os.write(writing, told.encode())
+            finally:
+                os._exit(0)
+        os.close(writing)
+        with os.fdopen(reading, "rb") as pipe:
+            assert b"before a fork" in pipe.read()
+        os.waitpid(child, 0)
+        assert reach.call(CAPABILITY, {"query": "x"}).agent_id == "kb-1"
+
+
+def test_threads_that_call_while_it_is_closed_are_told_so() -> None:
+    @register_agent("slow.work.v1")
+    async def slow() -> None:
+        await asyncio.sleep(30)
+
+    reach = SyncReachClient(handlers=[slow], registry=MemoryRegistry())
+    reach.__enter__()
+    caught: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            reach.call("slow.work.v1", timeout=25)
+        except ReachError as error:
+            caught.append(error)
+
+    threads = [threading.Thread(target=call) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + 10
+    while reach._client._knowledge.index.instances[reach.agent_id].in_flight < 5:
+        assert time.monotonic() < deadline
+    reach.close()
+    for thread in threads:
+        thread.join(10)
+    assert len(caught) == 5

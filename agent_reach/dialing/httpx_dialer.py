@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 import ssl
@@ -21,6 +22,9 @@ __all__ = ["HttpxDialer"]
 _KEEPALIVE_EXPIRY_S = 3.0
 # Bulkheads limit what is in flight, 100 calls to an instance; this only keeps a leak from eating all files.
 _LIMITS = httpx.Limits(max_connections=1000, max_keepalive_connections=200, keepalive_expiry=_KEEPALIVE_EXPIRY_S)
+
+# This process or host is short of something; the peer has nothing to do with it.
+_OWN_FAULTS = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL}
 
 
 class HttpxDialer:
@@ -102,7 +106,7 @@ async def _read(response: httpx.Response, max_bytes: int) -> Answer | BadAnswer:
         return BadAnswer(
             response.status_code, f"the answer has content-encoding {encoding!r}; only identity was asked for"
         )
-    too_large = BadAnswer(response.status_code, f"the answer is larger than {max_bytes} bytes")
+    too_large = BadAnswer(response.status_code, f"the answer is larger than {max_bytes} bytes", too_large=True)
     announced = response.headers.get("content-length", "")
     if announced.isdecimal() and int(announced) > max_bytes:
         return too_large
@@ -185,6 +189,8 @@ def _classify(error: Exception, progress: _Progress) -> DialResult:
             return NeverSent("pool", "no free connection in time", local=True, timed_out=True)
         case httpx.ConnectTimeout() if not progress.sending:
             return NeverSent("tls" if progress.phase == "tls" else "connect", _say(error), timed_out=True)
+        case httpx.ConnectError() if not progress.sending and _errno_of(error) in _OWN_FAULTS:
+            return NeverSent("pool", _cause_of(error), local=True)
         case httpx.ConnectError() if not progress.sending:
             return NeverSent(_connect_phase(error, progress), _cause_of(error) or _say(error))
         case httpx.ProxyError() if progress.certainly_unsent:
@@ -195,29 +201,37 @@ def _classify(error: Exception, progress: _Progress) -> DialResult:
             return progress.unknown(error)
 
 
+def _chain(error: BaseException) -> list[BaseException]:
+    """An error and all that it came from, groups included, nearest first."""
+    chain = [error]
+    for one in chain:
+        inner = one.exceptions if isinstance(one, BaseExceptionGroup) else ()
+        chain += [e for e in (*inner, one.__cause__, one.__context__) if e is not None and e not in chain]
+    return chain
+
+
+def _errno_of(error: BaseException) -> int | None:
+    return next((e.errno for e in _chain(error) if isinstance(e, OSError) and e.errno is not None), None)
+
+
 def _cause_of(error: BaseException) -> str:
     """What the system said: "Connection refused" helps, httpx's "All connection attempts failed" doesn't."""
-    seen: list[BaseException] = [error]
-    for one in seen:
+    for one in _chain(error):
         if isinstance(one, OSError) and one.strerror:
             # asyncio writes "Connect call failed" over the system's own words; name look-ups and TLS keep theirs.
             if one.errno is None or isinstance(one, socket.gaierror | ssl.SSLError):
                 return one.strerror
             return os.strerror(one.errno)
-        inner = one.exceptions if isinstance(one, BaseExceptionGroup) else ()
-        seen += [e for e in (*inner, one.__cause__, one.__context__) if e is not None and e not in seen]
     return ""
 
 
 def _connect_phase(error: BaseException, progress: _Progress) -> str:
     """Tell a name that doesn't resolve and a refused handshake from a refused connection."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, socket.gaierror):
+    for one in _chain(error):
+        if isinstance(one, socket.gaierror):
             return "dns"
-        if isinstance(cause, ssl.SSLError):
+        if isinstance(one, ssl.SSLError):
             return "tls"
-        cause = cause.__cause__ or cause.__context__
     return "tls" if progress.phase == "tls" else "connect"
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import sys
 from typing import Any, assert_never
 
 from agent_reach.errors import ReachError
@@ -25,7 +26,7 @@ from agent_reach.events import (
 
 __all__ = ["LogObserver"]
 
-_GOOD_NEWS = {"connected", "fresh", "registered", "withdrawn", "registering"}
+_GOOD_NEWS = {"connected", "registered", "withdrawn"}
 
 
 class LogObserver:
@@ -37,7 +38,7 @@ class LogObserver:
     def on_event(self, event: Event) -> None:
         """Log the event at the level that its kind deserves; costs next to nothing if that level is off."""
         name, level, text = _describe(event)
-        if not logging.getLogger(name).isEnabledFor(level):
+        if not self._structlog_configured() and not logging.getLogger(name).isEnabledFor(level):
             return
         fields = {field.name: getattr(event, field.name) for field in dataclasses.fields(event)}
         error = fields.pop("error", None)
@@ -45,7 +46,14 @@ class LogObserver:
         if error is not None and not isinstance(error, ReachError):
             # An error of a nested call says all there is to say; its traceback would be that of this library.
             shown["exc_info"] = error
-        self._logger(name).log(level, text, **shown)
+        # By name: not every structlog logger has `log(level, …)`.
+        getattr(self._logger(name), logging.getLevelName(level).lower())(text, **shown)
+
+    @staticmethod
+    def _structlog_configured() -> bool:
+        """True if the application set structlog up: then its own filters decide. Not imported, not configured."""
+        structlog = sys.modules.get("structlog")
+        return structlog is not None and structlog.is_configured()
 
     def _logger(self, name: str) -> Any:
         logger = self._loggers.get(name)
@@ -54,7 +62,7 @@ class LogObserver:
             import structlog
 
             if structlog.is_configured():
-                logger = structlog.stdlib.get_logger(name)
+                logger = structlog.get_logger(name)
             else:
                 logger = structlog.wrap_logger(
                     logging.getLogger(name), processors=[_to_record], wrapper_class=structlog.stdlib.BoundLogger

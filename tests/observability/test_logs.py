@@ -112,3 +112,21 @@ def test_an_application_that_configured_structlog_gets_events_through_its_proces
         logging.getLogger("agent_reach.calls").setLevel(logging.NOTSET)
     assert lines[0]["event"] == "call"
     assert lines[0]["request_id"] == "r1"
+
+
+def test_a_structlog_set_up_without_standard_logging_gets_every_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its own filter decides; the standard logger's level says nothing there."""
+    structlog.configure(
+        processors=[structlog.processors.KeyValueRenderer()],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        logger_factory=structlog.PrintLoggerFactory(),
+    )
+    try:
+        LogObserver().on_event(CallEnded(**CALL, outcome="ok"))
+        LogObserver().on_event(CallServed(**CALL, outcome="ValueError", error=ValueError("x")))
+    finally:
+        structlog.reset_defaults()
+    out = capsys.readouterr().out
+    assert "request_id='r1'" in out
+    assert "outcome='ValueError'" in out
+    assert "exc_info=ValueError('x')" in out

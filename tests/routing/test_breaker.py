@@ -166,3 +166,21 @@ def test_it_is_never_stuck_whatever_happens(
     permit, _ = breaker.admit(now)
     breaker.record(permit, Verdict.SUCCESS, now, rng, yes)
     assert breaker.state is BreakerState.CLOSED
+
+
+def test_open_times_are_jittered_between_half_and_the_whole() -> None:
+    lengths = {round(opened().until, 3) for _ in range(50)}
+    assert len(lengths) > 40
+    assert all(15.0 <= length <= 30.0 for length in lengths)
+
+
+def test_closing_forgets_the_doubling_and_the_window() -> None:
+    breaker = opened()
+    for verdict in (Verdict.FAILURE, Verdict.FAILURE, Verdict.SUCCESS):
+        now = breaker.until
+        probe, _ = breaker.admit(now)
+        breaker.record(probe, verdict, now, RNG, yes)
+    assert breaker.state is BreakerState.CLOSED
+    assert breaker.counts(now) == (0, 0)
+    feed(breaker, Verdict.FAILURE, now, 5)
+    assert breaker.until - now <= 30.0

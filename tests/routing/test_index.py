@@ -134,3 +134,23 @@ def test_the_index_equals_a_model_after_any_history(history: list[tuple[bool, ob
     for name in ["x.y.v1", "x.y.v2", "p.q.v1"]:
         expected = {i for i, info in store.items() if name in {c.name for c in info.capabilities}}
         assert ids(index, name) == expected
+
+
+def test_a_change_of_many_instances_rebuilds_each_tuple_once() -> None:
+    """10,000 agents of one capability that all restarted: rebuilding for each of them would be 10^8 steps."""
+    before = tuple(agent(f"a{n}") for n in range(3000))
+    after = tuple(agent(f"a{n}", incarnation="two") for n in range(3000))
+    index = Index()
+    index.apply(Reset(before, 1, 0), 0.0)
+    steps = 0
+
+    class Counting(dict[str, object]):
+        def get(self, *args: object) -> object:
+            nonlocal steps
+            steps += 1
+            return super().get(*args)  # type: ignore[arg-type]
+
+    index._exact = Counting(index._exact)  # type: ignore[assignment]
+    index.apply(Reset(after, 2, 0), 0.0)
+    assert len(ids(index)) == 3000
+    assert steps <= 2

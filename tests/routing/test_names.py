@@ -42,3 +42,8 @@ def test_near_names_put_other_versions_first() -> None:
     offered = ["knowledge.retrieve.v2", "knowledge.retrieves.v1", "profile.read.v1"]
     assert near_names("knowledge.retrieve.v1", offered) == ("knowledge.retrieve.v2", "knowledge.retrieves.v1")
     assert near_names("weather.report.v1", offered) == ()
+
+
+def test_of_ten_thousand_names_only_those_of_the_domain_are_compared() -> None:
+    offered = [f"domain{n}.act.v1" for n in range(10_000)] + ["knowledge.retrieve.v2", "knowledge.retrieves.v1"]
+    assert near_names("knowledge.retrieve.v1", offered) == ("knowledge.retrieve.v2", "knowledge.retrieves.v1")

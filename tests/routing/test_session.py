@@ -29,7 +29,7 @@ from agent_reach.routing.budget import RetryAllowance
 from agent_reach.routing.index import Remove, Upsert
 from agent_reach.routing.outcomes import Cancelled, LostAnswer, Outcome, Rejected, Succeeded, Unreadable, Unsent
 from agent_reach.routing.session import CallSession
-from agent_reach.routing.steps import Raise, Return, Send, Wait
+from agent_reach.routing.steps import CallPlan, Raise, Return, Send, Wait
 from tests.routing.world import CAPABILITY, World, agent, ok, rejected
 
 REFUSED = Unsent("connect", "connection refused")
@@ -616,3 +616,135 @@ def test_the_same_seed_gives_the_same_decisions() -> None:
 
     assert trace(3) == trace(3)
     assert trace(3) != trace(4)
+
+
+# --- rules that are easy to lose -----------------------------------------------------------------------------
+
+
+def open_breaker(world: World, agent_id: str, now: float = 0.0) -> None:
+    for _ in range(5):
+        session = world.session(pinned=agent_id, retry=RetryConfig(max_attempts=1), now=now, deadline=now + 30)
+        sent(session, now)
+        session.record(RESET, now)
+    assert world.index.instances[agent_id].breaker.state is BreakerState.OPEN
+
+
+def test_while_the_probe_is_out_a_call_waits_for_its_end_instead_of_failing() -> None:
+    world = World(agent("a"), agent("b"))
+    open_breaker(world, "a")
+    world.index.lookup(CAPABILITY).candidates[1].learnt.busy_until = 1e9
+    due = world.index.instances["a"].breaker.until
+    probe = world.session(now=due, deadline=due + 30)
+    sent(probe, due)
+    other = world.session(now=due, deadline=due + 30)
+    step = other.next(due)
+    assert isinstance(step, Wait)
+    assert step.until_place
+    probe.record(ok("a"), due + 0.1)
+    assert sent(other, due + 0.1).candidate.agent_id == "a"
+
+
+def test_slow_start_begins_anew_when_a_breaker_closes() -> None:
+    world = World(agent("a"), agent("b"))
+    open_breaker(world, "a", now=100.0)
+    due = world.index.instances["a"].breaker.until
+    session = world.session(pinned="a", now=due, deadline=due + 30)
+    sent(session, due)
+    session.record(ok("a"), due + 0.1)
+    assert world.index.instances["a"].warm_from == due + 0.1
+
+
+def test_what_was_not_executed_goes_elsewhere_without_a_pause() -> None:
+    for seed in range(20):
+        world = World(agent("a"), agent("b"), seed=seed)
+        end, tried, now = play(world.session(), {"a": overloaded(), "b": ok("b")}, took=0.0)
+        assert isinstance(end, Return)
+        assert (tried[-1], now) == ("b", 0.0)
+
+
+def test_a_route_doesnt_override_a_breaker() -> None:
+    world = World(agent("a"), agent("b"))
+    open_breaker(world, "a")
+    assert play(world.session(preferred=("a", "b")), ok("b"))[1] == ["b"]
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [rejected(503, "Draining", executed=False, state="draining"), rejected(421, "Misdirected", executed=False)],
+)
+def test_a_refusal_that_cost_nobody_anything_is_free_and_the_instance_comes_last_from_then_on(
+    refusal: Outcome,
+) -> None:
+    for seed in range(20):
+        world = World(agent("a"), agent("b"), agent("c"), seed=seed)
+        answers = {"a": refusal, "b": refusal, "c": ok("c")}
+        end, tried, _ = play(world.session(allowance=RetryAllowance(0)), answers)
+        assert isinstance(end, Return)
+        for _ in range(10):
+            assert play(world.session(), ok())[1][0] not in set(tried) - {"c"}
+
+
+def test_a_good_answer_takes_back_that_an_instance_was_busy() -> None:
+    world = World(agent("a"))
+    session, other = world.session(), world.session()
+    sent(other, 0.0)
+    sent(session, 0.0)
+    session.record(overloaded(30_000), 0.0)
+    other.record(ok("a"), 0.1)
+    assert play(world.session(), ok("a"))[1] == ["a"]
+
+
+def test_no_more_calls_of_a_capability_are_in_flight_than_it_runs_and_queues() -> None:
+    info = agent("a")
+    info = info.model_copy(
+        update={"capabilities": (info.capabilities[0].model_copy(update={"max_concurrency": 2}),)}
+    )
+    world = World(info)
+    for _ in range(8):
+        sent(world.session(), 0.0)
+    step = world.session().next(0.0)
+    assert isinstance(step, Wait)
+    assert step.until_place
+
+
+@pytest.mark.parametrize(
+    ("timeout", "attempts", "total_s"),
+    [("light", 3, 9.0), ("interactive", 3, 15.0), ("heavy", 9, 30.0), ("long", 3, 60.0), (0.5, 2, 1.0)],
+)
+def test_a_call_without_a_timeout_gets_its_capabilitys_time_for_each_attempt_up_to_30_s(
+    timeout: str | float, attempts: int, total_s: float
+) -> None:
+    world = World(agent("a", timeout=timeout))
+    plan = CallPlan.of(
+        CAPABILITY,
+        "r",
+        world.index.lookup(CAPABILITY).candidates,
+        started=100.0,
+        timeout_s=None,
+        left_s=float("inf"),
+        retry=RetryConfig(max_attempts=attempts),
+        timeouts=world.config.timeouts,
+        allowance=None,
+        pinned=None,
+        preferred=(),
+    )
+    assert plan.deadline == 100.0 + total_s
+    assert plan.allowance.left == attempts - 1
+
+
+def test_a_nested_call_never_gets_more_time_or_retries_than_its_caller_has_left() -> None:
+    world, purse = World(agent("a")), RetryAllowance(1)
+    plan = CallPlan.of(
+        CAPABILITY,
+        "r",
+        world.index.lookup(CAPABILITY).candidates,
+        started=100.0,
+        timeout_s=20.0,
+        left_s=2.0,
+        retry=RetryConfig(tree_allowance=0),
+        timeouts=world.config.timeouts,
+        allowance=purse,
+        pinned=None,
+        preferred=(),
+    )
+    assert (plan.deadline, plan.allowance) == (102.0, purse)
