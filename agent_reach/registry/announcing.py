@@ -7,9 +7,10 @@ So whatever went wrong, a lost lease, a wiped store or a key deleted by hand, th
 from __future__ import annotations
 
 import logging
+import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, assert_never
 
 from agent_reach.config import RegistryConfig
@@ -27,8 +28,11 @@ Status: TypeAlias = Literal["idle", "registering", "registered", "lost", "refuse
 
 # How often another holder's lease is looked at. etcd tells whole seconds, so oftener shows nothing new.
 _LOOK_S = 1.0
-# Two looks may be off by one second in all: etcd drops the fraction each time.
+# etcd drops the fraction of what is left of a lease, so there may be this much more.
 _ROUNDING_S = 1.0
+# How often the end of a lease must move before its holder counts as alive. A living holder renews every third of
+# its lease, again and again; a restart or a change of leader in etcd lengthens a dead one's lease too, but once.
+_PROOFS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +47,24 @@ class RegistrationState:
 
 @dataclass(frozen=True, slots=True)
 class _Holder:
-    """Another process's entry as first seen: its revision, and when its lease ends unless it is renewed."""
+    """Another process's entry: its revision, when its lease ends at the latest unless it is renewed, and how often
+    it was seen to end later than that.
+    """
 
     revision: int
-    ends_at: float
+    ends_by: float = math.inf
+    renewals: int = 0
+
+    def seen(self, asked_at: float, answered_at: float, left_s: float) -> _Holder:
+        """Take in one look: asked and answered when, and how much of the lease was left in between."""
+        if left_s <= 0:
+            # It ended, or is in its last second. For half a second etcd shows an ended lease's entry, and says 0
+            # each time: that proves nothing.
+            return self
+        ends_by = answered_at + left_s + _ROUNDING_S
+        if asked_at + left_s > self.ends_by:
+            return replace(self, ends_by=ends_by, renewals=self.renewals + 1)
+        return replace(self, ends_by=min(self.ends_by, ends_by))
 
 
 class Announcer:
@@ -77,6 +95,7 @@ class Announcer:
         self._state = RegistrationState(since_s=clock.now())
         self._agent_id = ""
         self._emitted = ""
+        self._was_registered = False
         # What follows belongs to the host.
         self._lease: int | None = None
         self._written_under: int | None = None
@@ -98,7 +117,7 @@ class Announcer:
         """Return once the first attempt ended: registered, or the registry failed and we keep trying (see `state`).
 
         Raises what `wait_registered` raises, but for a registry that can't be reached. While it isn't clear whether
-        another holder of the id lives, this waits, at most as long as that holder's lease.
+        another holder of the id lives, this waits, about as long as that holder's lease.
         """
 
         def ended() -> RegistrationState | None:
@@ -135,11 +154,10 @@ class Announcer:
 
         If the registry doesn't answer in time, the record ends with its lease, which nothing renews any more.
         """
-        if not self._host.started:
-            self._state = RegistrationState("withdrawn", "", self._clock.now())
-        elif not await self._host.stop(timeout_s):
-            detail = f"no answer within {timeout_s:g} s; the entry ends with its lease"
-            self._take("withdrawn", detail, None, "withdrawn")
+        ended = await self._host.stop(timeout_s)
+        detail = "" if ended else f"no answer within {timeout_s:g} s; the entry ends with its lease"
+        # No news if the host told so already; it doesn't if it was stopped before it began.
+        self._take("withdrawn", detail, None, "withdrawn")
 
     # --- hosted -------------------------------------------------------------------------------------------
 
@@ -163,6 +181,7 @@ class Announcer:
             if self._host.stopping:
                 return 0.0
             assert self._lease is not None
+            asked_at = self._host.clock.now()
             outcome = self._registry.create(info.namespace, info.agent_id, value, self._lease)
         except LeaseLost as error:
             self._lease = None
@@ -179,7 +198,7 @@ class Announcer:
                 self._written_under = self._lease
                 return self._settled()
             case Occupied():
-                return self._occupied(info, outcome)
+                return self._occupied(info, outcome, asked_at)
             case _:
                 assert_never(outcome)
 
@@ -201,6 +220,8 @@ class Announcer:
         return self._config.lease_ttl_s / 3
 
     def _failed(self, error: ReachError) -> float:
+        # Leases may have been lengthened while the registry was away: what was seen before counts no more.
+        self._holder = None
         silent_s = self._host.clock.now() - self._renewed_at
         if self._status in ("registering", "lost"):
             self._tell(self._status, str(error), error, "waiting" if self._status == "registering" else None)
@@ -210,7 +231,7 @@ class Announcer:
             self._tell("lost", f"not renewed for {silent_s:.1f} s: {error}", error, "lost")
         return self._backoff.next()
 
-    def _occupied(self, info: AgentInfo, outcome: Occupied) -> float:
+    def _occupied(self, info: AgentInfo, outcome: Occupied, asked_at: float) -> float:
         """Somebody's record is there: our own, a dead process's, or a living rival's."""
         try:
             holder = AgentInfo.from_bytes(outcome.holder.value)
@@ -219,14 +240,12 @@ class Announcer:
             where = f"the process at {holder.endpoint.url}"
         except ValueError:
             where = "a process whose record can't be read"
-        now = self._host.clock.now()
         if outcome.expires_in_s is None:
             return self._refused(info, f"{where}, by a record without a lease")
-        ends_at = now + outcome.expires_in_s
         if self._holder is None or self._holder.revision != outcome.holder.revision:
-            self._holder = _Holder(outcome.holder.revision, ends_at)
-        if ends_at > self._holder.ends_at + _ROUNDING_S:
-            # Its lease ends later than it did: somebody renews it.
+            self._holder = _Holder(outcome.holder.revision)
+        self._holder = self._holder.seen(asked_at, self._host.clock.now(), outcome.expires_in_s)
+        if self._holder.renewals >= _PROOFS:
             return self._refused(info, where)
         if self._status != "refused":
             detail = f"agent id {info.agent_id!r} is held by {where}; waiting for its lease to end"
@@ -279,6 +298,10 @@ class Announcer:
         since_s = self._state.since_s if status == self._state.status else self._clock.now()
         self._state = RegistrationState(status, detail, since_s, error)
         self._changed.fire()
+        self._was_registered |= status == "registered"
+        if event == "withdrawn" and not self._was_registered:
+            # Nobody ever saw an entry of ours, so none went.
+            return
         if event is not None and event != self._emitted:
             self._emitted = event
             self._emit(RegistrationChanged(agent_id=self._agent_id, status=event, detail=detail))

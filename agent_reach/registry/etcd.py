@@ -203,10 +203,9 @@ class EtcdRegistry:
         with self._lock:
             self._check_usable()
         try:
-            client = self._connect(self._members_to_watch())
+            watch = self._start_watch(prefix_of(namespace), from_revision, deliver)
         except (grpc.RpcError, Etcd3Exception) as error:
             raise self._translate(*code_and_details(error)) from None
-        watch = EtcdWatch(client, prefix_of(namespace), from_revision, deliver, self._watch_ended)
         with self._lock:
             self._watches.add(watch)
             closed = self._closed
@@ -215,11 +214,15 @@ class EtcdRegistry:
         problem = watch.wait_created(self._timeout_s)
         if problem is None:
             return lambda: self._cancel_watch(watch)
-        self._cancel_watch(watch)
+        self._watch_ended(watch)
+        watch.cancel()
         raise self._translate(*problem)
 
     def close(self) -> None:
-        """Close connections; leases are left to end by themselves unless revoked."""
+        """Close connections; leases are left to end by themselves unless revoked.
+
+        Never waits for the network: requests that are under way fail, those that still log in once that is done.
+        """
         with self._lock:
             self._closed = True
             clients, self._clients = self._clients, {}
@@ -260,6 +263,9 @@ class EtcdRegistry:
             raise again.problem from None
 
     def _translate(self, code: grpc.StatusCode | None, details: str) -> ReachError | LeaseLost:
+        if self._closed:
+            # Whatever gRPC calls it: the request was cut off because we were closed.
+            return self._was_closed()
         if "requested lease not found" in details:
             return LeaseLost(details)
         forbidden = code is grpc.StatusCode.PERMISSION_DENIED or "permission denied" in details
@@ -285,23 +291,37 @@ class EtcdRegistry:
     def _client(self, role: str) -> Any:
         with self._lock:
             self._check_usable()
-            if role not in self._clients:
-                self._clients[role] = self._connect(self._endpoints)
-            return self._clients[role]
+            if role in self._clients:
+                return self._clients[role]
+        # Not under the lock: it may log in, and `close` must not wait for that.
+        made = self._connect(self._endpoints)
+        with self._lock:
+            # We may have been closed meanwhile, or another thread was quicker.
+            closed = self._closed
+            kept: Any = None if closed else self._clients.setdefault(role, made)
+        if kept is not made:
+            made.close()
+        if closed:
+            raise self._was_closed()
+        return kept
 
     def _check_usable(self) -> None:
         if self._closed:
-            raise RegistryUnavailable(self._text("was closed"), endpoints=self._endpoints)
+            raise self._was_closed()
         if self._pid != os.getpid():
             # After a fork the parent's connections are of no use to us, nor ours to close.
             self._clients, self._watches, self._pid = {}, set(), os.getpid()
 
+    def _was_closed(self) -> RegistryUnavailable:
+        return RegistryUnavailable(self._text("was closed"), endpoints=self._endpoints)
+
     def _discard(self, role: str, client: Any) -> None:
         with self._lock:
-            held = self._clients.get(role)
-            if held is not None and held is client:
+            ours = role in self._clients and self._clients[role] is client
+            if ours:
                 del self._clients[role]
-                held.close()
+        if ours:
+            client.close()
 
     def _connect(self, endpoints: Sequence[str]) -> Any:
         """Build a client (and log in, if there is a user)."""
@@ -333,6 +353,14 @@ class EtcdRegistry:
         now = time.monotonic()
         good = [e for e in self._endpoints if now - self._failed_at.get(e, -math.inf) > _RETRY_MEMBER_S]
         return good or self._endpoints
+
+    def _start_watch(self, prefix: bytes, from_revision: int, deliver: Callable[[WatchMessage], None]) -> EtcdWatch:
+        client = self._connect(self._members_to_watch())
+        try:
+            return EtcdWatch(client, prefix, from_revision, deliver, self._watch_ended)
+        except BaseException:
+            client.close()
+            raise
 
     def _cancel_watch(self, watch: EtcdWatch) -> None:
         watch.cancel()

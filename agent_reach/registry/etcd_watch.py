@@ -16,12 +16,14 @@ from agent_reach.registry.keys import agent_id_of
 
 __all__ = ["EtcdWatch", "code_and_details"]
 
+_UNREACHABLE = "failed to connect to all addresses"
+
 
 class EtcdWatch:
     """One watch on a stream, a client and a thread of its own.
 
     pyetcd's own watcher ignores a cancellation by the server (permissions, a bad token) and shares one stream
-    among watches, so the stream is driven here.
+    among watches, so the stream is driven here. It closes `client` when it ends; while it is made, the caller does.
     """
 
     def __init__(
@@ -128,5 +130,8 @@ def code_and_details(error: BaseException) -> tuple[grpc.StatusCode | None, str]
             return None, str(error) or type(error).__name__
         error = error.__context__
     code = error.code() if hasattr(error, "code") else None
-    details = error.details() if hasattr(error, "details") else None
-    return code, details or "no details"
+    details = (error.details() if hasattr(error, "details") else None) or "no details"
+    if details.startswith(_UNREACHABLE):
+        # What follows tells each address at length; the cause is what stands last.
+        details = f"{_UNREACHABLE}: {details.rpartition(': ')[2]}"
+    return code, details

@@ -196,7 +196,10 @@ class Signal:
 
 
 def unavailable(address: str, timeout_s: float, what: str, last: BaseException | None) -> RegistryUnavailable:
-    """The error of a wait that ran out."""
-    reason = f": {last}" if last is not None else ""
-    message = f"{what} within {timeout_s:g} s; the registry is {address}{reason}"
+    """The error of a wait that ran out; it names the address once, also where `last` doesn't."""
+    message = f"{what} within {timeout_s:g} s"
+    if last is None or address not in str(last):
+        message += f"; the registry is {address}"
+    if last is not None:
+        message += f": {last}"
     return RegistryUnavailable(message, endpoints=(address,))

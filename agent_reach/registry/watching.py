@@ -8,37 +8,24 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Literal, TypeAlias, assert_never
+from typing import assert_never
 
 from agent_reach.config import RegistryConfig
 from agent_reach.errors import Forbidden, ReachError, RegistryUnavailable, Unauthorized
 from agent_reach.events import Event, RecordSkipped, RegistryChanged
-from agent_reach.model import AgentInfo
-from agent_reach.ports import (
-    Clock,
-    Deleted,
-    Listing,
-    Put,
-    RawRecord,
-    Registry,
-    WatchChanges,
-    WatchLost,
-    WatchMessage,
-    WatchProgress,
-)
+from agent_reach.ports import Clock, Registry, WatchChanges, WatchLost, WatchMessage, WatchProgress
+from agent_reach.registry.freshness import Freshness, ViewStatus
 from agent_reach.registry.hosting import Backoff, Host, Signal, unavailable
-from agent_reach.registry.records import decode
+from agent_reach.registry.mirror import Mirror, News
 from agent_reach.registry.trust import Trust
-from agent_reach.routing.index import Change, Remove, Reset, Upsert
+from agent_reach.routing.index import Change
 
 __all__ = ["WatchView", "Watcher"]
 
 _log = logging.getLogger(__name__)
-
-ViewStatus: TypeAlias = Literal["starting", "fresh", "stale", "expired"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +43,6 @@ class WatchView:
     revision: int = 0
     skipped: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     error: ReachError | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Skipped:
-    value: bytes
-    reason: str
 
 
 class Watcher:
@@ -85,9 +66,7 @@ class Watcher:
         self._registry = registry
         self._namespace = namespace
         self._apply = apply
-        self._config = config
         self._clock = clock
-        self._rng = rng
         self._emit = emit
         self._host = Host("agent-reach-watcher", self._run, threaded=registry.blocking, clock=clock)
         self._changed = Signal()
@@ -95,22 +74,18 @@ class Watcher:
         self._stopped = False
         # What follows belongs to the host.
         self._backoff = Backoff(config, rng)
+        self._freshness = Freshness(config, rng)
         self._trust = Trust(config.lease_ttl_s)
-        self._records: dict[str, RawRecord] = {}
-        self._infos: dict[str, AgentInfo] = {}
-        self._skipped: dict[str, _Skipped] = {}
+        self._mirror = Mirror(namespace, self._trust, allow_local=not registry.blocking)
         self._mail: list[tuple[int, WatchMessage]] = []
         self._watch_number = 0
         self._cancel: Callable[[], None] | None = None
-        self._cluster_id: int | None = None
-        self._epoch = 0
-        self._revision = 0
-        self._status: ViewStatus = "starting"
+        # A watch goes on from the last list; after a loss that list comes first.
+        self._listed = False
+        self._watch_at = 0.0
+        self._watch_failed = False
         self._error: ReachError | None = None
-        self._proof_at: float | None = None
-        self._list_at = 0.0
-        self._fresh_until = 0.0
-        self._stale_since = 0.0
+        # Whether list and watch worked when last tried, and the status last told.
         self._connected = False
         self._told = ""
 
@@ -147,25 +122,31 @@ class Watcher:
 
     # --- hosted -------------------------------------------------------------------------------------------
 
+    @property
+    def _now(self) -> float:
+        return self._host.clock.now()
+
+    @property
+    def _may_watch(self) -> bool:
+        return self._cancel is None and self._listed
+
     async def _run(self) -> None:
-        self._list_at = self._host.clock.now()
+        # Also after a bug of ours: whatever was half done then, a list mends it.
+        self._freshness.list_by(self._now)
         try:
             while not self._host.stopping:
                 self._read_mail()
-                if self._host.clock.now() >= self._list_at:
-                    self._synchronise()
+                if self._now >= self._freshness.list_at:
+                    self._list()
+                if self._may_watch and self._now >= self._watch_at and not self._host.stopping:
+                    self._watch()
                 self._age()
+                self._tell()
                 self._publish()
-                await self._host.pause(self._next_event_at() - self._host.clock.now())
+                next_at = self._freshness.next_at()
+                await self._host.pause((min(next_at, self._watch_at) if self._may_watch else next_at) - self._now)
         finally:
             self._unwatch()
-
-    def _next_event_at(self) -> float:
-        if self._status == "fresh" and self._list_at > self._fresh_until:
-            return self._fresh_until
-        if self._status == "stale":
-            return min(self._list_at, self._stale_since + self._config.stale_grace_s)
-        return self._list_at
 
     def _read_mail(self) -> None:
         mail, self._mail = self._mail, []
@@ -175,52 +156,61 @@ class Watcher:
             match message:
                 case WatchLost():
                     self._watch_lost(message)
-                case _ if self._status == "expired":
+                case _ if self._freshness.status == "expired":
                     # The stream went on after all; but the index is empty, so only a list helps.
-                    self._list_at = self._host.clock.now()
+                    self._freshness.list_by(self._now)
                 case WatchChanges():
-                    self._take_changes(message)
+                    self._send(self._mirror.take_changes(message, self._now))
                     self._backoff.reset()
                     self._prove()
                 case WatchProgress():
+                    self._mirror.take_progress(self._now)
                     self._prove()
                 case _:
                     assert_never(message)
 
-    def _synchronise(self) -> None:
-        """List, bring the differences to the index, and watch from there if there is no good watch."""
+    def _list(self) -> None:
+        """List, and bring the differences to the index."""
         try:
             listing = self._registry.list(self._namespace)
-            self._take_list(listing)
-            came_back, self._connected, self._error = not self._connected, True, None
-            if came_back:
-                self._tell("connected", f"revision {listing.revision}")
-            self._prove()
-            if came_back:
-                self._part_ways()
-            if self._host.stopping:
-                return
-            if self._cancel is None:
-                self._watch(listing.revision + 1)
-            else:
-                self._backoff.reset()
         except ReachError as error:
-            self._failed(error)
+            self._listed = False
+            self._lost(error)
+            self._trust.store_lost(self._now)
+            self._freshness.list_at = self._now + self._backoff.next()
+            return
+        news = self._mirror.take_list(listing, self._now)
+        if news:
+            # An open watch should have told. It may be silently dead, and a new one costs little.
+            self._unwatch()
+            self._send(news)
+        self._listed = True
+        self._prove()
+        if self._cancel is not None:
+            self._backoff.reset()
+            self._works()
 
-    def _part_ways(self) -> None:
-        """Clients start together, or come back together after an outage: let each refresh at its own time."""
-        latest_s = self._config.refresh_s + self._config.refresh_jitter_s
-        refresh_s = self._rng.uniform(self._config.refresh_s / 3, latest_s)
-        self._list_at = min(self._list_at, self._host.clock.now() + refresh_s)
-
-    def _watch(self, from_revision: int) -> None:
+    def _watch(self) -> None:
+        """Watch from the last list on. While that fails lists go on at their own pace, and bring what is new."""
         self._watch_number += 1
         number = self._watch_number
 
         def deliver(message: WatchMessage) -> None:
             self._host.call(self._mail.append, (number, message))
 
-        self._cancel = self._registry.watch(self._namespace, from_revision, deliver)
+        try:
+            self._cancel = self._registry.watch(self._namespace, self._mirror.revision + 1, deliver)
+        except ReachError as error:
+            self._lost(error)
+            self._watch_failed = True
+            self._watch_at = self._now + self._backoff.next()
+            return
+        if self._watch_failed:
+            # The store may have been replaced since the last list; the watch would then wait in silence.
+            self._watch_failed = False
+            self._list()
+        else:
+            self._works()
 
     def _unwatch(self) -> None:
         cancel, self._cancel = self._cancel, None
@@ -229,164 +219,78 @@ class Watcher:
 
     def _watch_lost(self, message: WatchLost) -> None:
         self._unwatch()
+        self._listed = False
         if message.compacted:
             _log.info("the registry forgot changes that were not read yet; listing again")
         self._lost(RegistryUnavailable(f"the watch ended: {message.reason}", endpoints=(self._registry.address,)))
         self._trust.watch_lost()
-        self._list_at = min(self._list_at, self._host.clock.now() + self._backoff.next())
+        self._freshness.list_by(self._now + self._backoff.next())
 
-    def _failed(self, error: ReachError) -> None:
-        now = self._host.clock.now()
-        self._lost(error)
-        self._trust.store_lost(now)
-        self._list_at = now + self._backoff.next()
+    # --- how it stands ----------------------------------------------------------------------------------------
+
+    def _works(self) -> None:
+        """The list is good and a watch is open."""
+        self._error = None
+        if not self._connected:
+            self._connected = True
+            self._freshness.part_ways(self._now)
 
     def _lost(self, error: ReachError) -> None:
         self._error = error
         self._connected = False
-        if self._told not in ("lost", "stale", "expired"):
-            self._tell("lost", str(error))
-
-    # --- freshness ------------------------------------------------------------------------------------------
 
     def _prove(self) -> None:
         """What we know was right just now."""
-        now = self._host.clock.now()
-        self._proof_at = now
-        self._fresh_until = now + self._config.refresh_s + self._rng.uniform(0.0, self._config.refresh_jitter_s)
-        self._list_at = self._fresh_until
-        confirm_at = self._trust.confirm_at
-        if confirm_at is not None:
-            # Up to a second later, so that not every client lists at once.
-            self._list_at = min(self._list_at, confirm_at + self._rng.uniform(0.0, 1.0))
-            self._stale("agents went missing after trouble with the registry; not believed yet")
-            return
-        if self._status in ("stale", "expired") and self._told != "connected":
-            self._tell("connected", "fresh again")
-        self._status = "fresh"
-
-    def _stale(self, why: str) -> None:
-        if self._status in ("fresh", "starting"):
-            self._status = "stale"
-            self._stale_since = self._host.clock.now()
-            self._tell("stale", why)
+        self._freshness.prove(self._now, self._trust.confirm_at)
 
     def _age(self) -> None:
-        """Let knowledge grow old that nothing proved."""
-        now = self._host.clock.now()
-        if self._status == "fresh" and now >= self._fresh_until:
-            self._stale(f"no proof since {now - (self._proof_at or 0.0):.1f} s: {self._error}")
-        if self._status == "stale" and now >= self._stale_since + self._config.stale_grace_s:
-            self._status = "expired"
-            self._records.clear()
-            self._infos.clear()
-            self._trust.forget()
-            self._send(Reset((), self._revision, self._epoch))
-            self._tell("expired", f"stale for {now - self._stale_since:.0f} s, so every agent was dropped")
+        before = self._freshness.status
+        self._freshness.age(self._now)
+        if before != "expired" and self._freshness.status == "expired":
+            self._send(self._mirror.clear())
 
-    # --- records ------------------------------------------------------------------------------------------
-
-    def _take_list(self, listing: Listing) -> None:
-        """Bring a list to the index; give up a watch that hadn't brought what the list shows."""
-        now = self._host.clock.now()
-        first = self._cluster_id is None
-        anew = not first and self._is_another_history(listing)
-        if anew:
-            self._epoch += 1
-            self._trust.store_lost(now)
-        self._cluster_id, self._revision = listing.cluster_id, listing.revision
-        records = {raw.agent_id: raw for raw in listing.records}
-        believed = self._trust.believes_list(self._records.keys(), records, now)
-        if records == self._records and not (first or anew or self._status == "expired"):
-            return
-        # An open watch should have told. It may be silently dead, and a new one costs little.
-        self._unwatch()
-        infos = {raw.agent_id: info for raw in listing.records if (info := self._read(raw)) is not None}
-        if believed:
-            self._records, self._infos = records, infos
-            self._skipped = {agent_id: s for agent_id, s in self._skipped.items() if agent_id in records}
-        else:
-            self._records |= records
-            self._infos |= infos
-        self._send(Reset(tuple(infos.values()), listing.revision, self._epoch, drop_missing=believed))
-
-    def _is_another_history(self, listing: Listing) -> bool:
-        """True if the store was restored, wiped or replaced: its revisions then say nothing about ours.
-
-        Everything up to our revision is known here, so a strange record from before it gives another history
-        away, also when its revisions have caught up with ours.
-        """
-        if listing.cluster_id != self._cluster_id or listing.revision < self._revision:
-            return True
-        return self._status != "expired" and any(
-            raw.revision <= self._revision and self._records.get(raw.agent_id) != raw for raw in listing.records
-        )
-
-    def _take_changes(self, message: WatchChanges) -> None:
-        for change in message.changes:
-            match change:
-                case Put():
-                    if change.record.revision >= self._revision:
-                        self._revision = change.record.revision
-                        self._take_put(change.record)
-                case Deleted():
-                    if change.revision >= self._revision:
-                        self._revision = change.revision
-                        self._take_deleted(change)
-                case _:
-                    assert_never(change)
-
-    def _take_put(self, raw: RawRecord) -> None:
-        self._trust.seen(raw.agent_id)
-        info = self._read(raw)
-        self._records[raw.agent_id] = raw
-        if info is not None:
-            self._infos[raw.agent_id] = info
-            self._send(Upsert(info, raw.revision))
-        elif self._infos.pop(raw.agent_id, None) is not None:
-            # The last good record is no longer in the registry, and nobody can say whether its process still is.
-            self._send(Remove(raw.agent_id, raw.revision))
-
-    def _take_deleted(self, change: Deleted) -> None:
-        if change.agent_id not in self._records:
-            return
-        if not self._trust.believes_removal(change.agent_id, self._host.clock.now()):
-            return
-        del self._records[change.agent_id]
-        self._skipped.pop(change.agent_id, None)
-        if self._infos.pop(change.agent_id, None) is not None:
-            self._send(Remove(change.agent_id, change.revision))
-
-    def _read(self, raw: RawRecord) -> AgentInfo | None:
-        """Decode a record; None if it can't be read, which is told once for each content."""
-        held = self._records.get(raw.agent_id)
-        if held is not None and held.value == raw.value and raw.agent_id in self._infos:
-            return self._infos[raw.agent_id]
-        try:
-            info = decode(raw, self._namespace, allow_local=not self._registry.blocking)
-        except ValueError as error:
-            before = self._skipped.get(raw.agent_id)
-            if before is None or before.value != raw.value:
-                self._skipped[raw.agent_id] = _Skipped(raw.value, str(error))
-                self._host.post(self._emitted, RecordSkipped(agent_id=raw.agent_id, reason=str(error)))
-            return None
-        self._skipped.pop(raw.agent_id, None)
-        return info
+    def _tell(self) -> None:
+        """Tell how it stands if that is news."""
+        freshness = self._freshness
+        match freshness.status:
+            case "expired":
+                status = "expired"
+                detail = f"stale for {self._now - freshness.stale_since:.0f} s, so every agent was dropped"
+            case "stale" if self._trust.confirm_at is not None:
+                status, detail = "stale", "agents went missing after trouble with the registry; not believed yet"
+            case "stale":
+                status = "stale"
+                detail = f"no proof since {self._now - (freshness.proof_at or 0.0):.1f} s: {self._error}"
+            case "starting" | "fresh":
+                if not self._connected and self._error is None:
+                    return  # nothing was tried yet
+                status = "connected" if self._connected else "lost"
+                detail = f"revision {self._mirror.revision}" if self._connected else str(self._error)
+            case _:
+                assert_never(freshness.status)
+        if status != self._told:
+            self._told = status
+            event = RegistryChanged(address=self._registry.address, status=status, detail=detail)
+            self._host.post(self._emitted, event)
 
     # --- to the owner -----------------------------------------------------------------------------------------
 
-    def _send(self, change: Change) -> None:
-        self._host.post(self._applied, change)
-
-    def _tell(self, status: str, detail: str) -> None:
-        self._told = status
-        event = RegistryChanged(address=self._registry.address, status=status, detail=detail)
-        self._host.post(self._emitted, event)
+    def _send(self, news: Iterable[News]) -> None:
+        for one in news:
+            if isinstance(one, RecordSkipped):
+                self._host.post(self._emitted, one)
+            else:
+                self._host.post(self._applied, one)
 
     def _publish(self) -> None:
-        skipped = MappingProxyType({agent_id: s.reason for agent_id, s in self._skipped.items()})
-        connected = self._cancel is not None
-        view = WatchView(self._status, connected, self._proof_at, self._revision, skipped, self._error)
+        view = WatchView(
+            self._freshness.status,
+            self._cancel is not None,
+            self._freshness.proof_at,
+            self._mirror.revision,
+            self._mirror.skipped,
+            self._error,
+        )
         self._host.post(self._shown, view)
 
     def _applied(self, change: Change) -> None:

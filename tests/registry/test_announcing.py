@@ -6,12 +6,14 @@ import asyncio
 import itertools
 import random
 import threading
+from dataclasses import replace
 
 import pytest
 
 from agent_reach.config import RegistryConfig
 from agent_reach.errors import AgentIdInUse, ConfigError, RegistryUnavailable, Unauthorized
 from agent_reach.ports import Created, Occupied
+from agent_reach.registry.announcing import _Holder
 from agent_reach.registry.memory import MemoryRegistry
 from agent_reach.testing import ManualClock
 from tests.registry.support import Announced, eventually, info
@@ -184,7 +186,7 @@ async def test_an_id_that_a_living_process_holds_is_refused_and_never_overwritte
     second = Announced(registry, clock, info(incarnation="i2", url="http://10.0.0.2:9000"))
     second.announcer.start()
     waiting = asyncio.create_task(second.announcer.wait_registered(30))
-    await clock.advance(7)
+    await clock.advance(13)
     with pytest.raises(AgentIdInUse, match=r"'a'.*http://10\.0\.0\.1:9000.*another agent_id") as caught:
         await waiting
     assert caught.value.agent_id == "a"
@@ -228,6 +230,80 @@ async def test_a_holder_with_the_shortest_lease_is_still_told_from_a_dead_one(
     assert second.status == "refused"
     await first.announcer.withdraw(5)
     await second.announcer.withdraw(5)
+
+
+class Scripted(MemoryRegistry):
+    """Shows of the holder's lease what the script says, look by look; then the holder's entry goes."""
+
+    def __init__(self, clock: ManualClock, script: list[float]) -> None:
+        super().__init__(clock)
+        self.script = script
+        self.put_raw("prod", "a", info(incarnation="other").to_bytes())
+
+    def create(self, namespace: str, agent_id: str, value: bytes, lease: int) -> Created | Occupied:
+        if not self.script and self.revision == 2:
+            self.delete(namespace, agent_id)
+        outcome = super().create(namespace, agent_id, value, lease)
+        if isinstance(outcome, Occupied) and self.script:
+            return replace(outcome, expires_in_s=self.script.pop(0))
+        return outcome
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param([1.0, *[0.0] * 6], id="ended, and not yet removed"),
+        pytest.param([0.0] * 6, id="found ended"),
+        pytest.param([2.0, 1.0, *(15.0 - n for n in range(16))], id="etcd restarted: it gave the full time again"),
+        pytest.param([2.0, 9e9, *(15.0 - n for n in range(16))], id="etcd restarted: no end known at first"),
+    ],
+)
+async def test_a_dead_holder_is_never_refused_whatever_etcd_shows_of_its_lease(
+    clock: ManualClock, script: list[float]
+) -> None:
+    announced = Announced(Scripted(clock, script), clock)
+    announced.announcer.start()
+    await clock.advance(30)
+    assert announced.said == ["waiting", "registered"]
+    await announced.announcer.withdraw(5)
+
+
+async def test_a_lease_that_etcd_lengthens_at_each_of_two_outages_proves_no_life(clock: ManualClock) -> None:
+    registry = Scripted(clock, [5.0, 4.0, 9.0, 8.0, 13.0, 12.0, 0.0])
+    announced = Announced(registry, clock)
+    announced.announcer.start()
+    await clock.advance(3)
+    registry.fail_next("keep_alive", RegistryUnavailable("restarting"))
+    await clock.advance(15)
+    assert announced.said == ["waiting", "registered"]
+    await announced.announcer.withdraw(5)
+
+
+async def test_a_lease_that_grows_twice_is_a_living_holders(clock: ManualClock) -> None:
+    registry = Scripted(clock, [14.0, 13.0, 12.0, 11.0, 14.0, 13.0, 12.0, 11.0, 10.0, 14.0, 10.0])
+    announced = Announced(registry, clock)
+    announced.announcer.start()
+    await clock.advance(8.5)
+    assert announced.said == ["waiting"]
+    await clock.advance(1)
+    assert announced.said == ["waiting", "refused"]
+    await announced.announcer.withdraw(5)
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_no_delay_of_an_answer_makes_a_dead_holder_look_alive_nor_a_living_one_dead(seed: int) -> None:
+    rng = random.Random(seed)
+    dead, alive = _Holder(1), _Holder(1)
+    ends_at, now, phase_s = 15.0, 0.0, rng.uniform(0, 5)
+    while now < 16.0:
+        # The registry looks at its clock some time between the question and the answer, and drops the fraction.
+        looks_at = now + rng.uniform(0, 0.5)
+        answered_at = looks_at + rng.uniform(0, 0.5)
+        dead = dead.seen(now, answered_at, float(int(max(0.0, ends_at - looks_at))))
+        alive = alive.seen(now, answered_at, float(int(15.0 - (looks_at + phase_s) % 5.0)))
+        now = answered_at + rng.uniform(0.9, 1.1)
+    assert dead.renewals == 0
+    assert alive.renewals >= 2
 
 
 async def test_a_holder_without_a_lease_is_refused_at_once(clock: ManualClock, registry: Recorded) -> None:
@@ -332,6 +408,38 @@ async def test_withdrawing_right_after_the_start_leaves_nothing(clock: ManualClo
     await announced.announcer.withdraw(5)
     await clock.advance(30)
     assert ids(registry) == []
+    assert announced.status == "withdrawn"
+
+
+@pytest.mark.parametrize("why", ["held", "down"])
+async def test_nobody_is_told_of_the_withdrawal_of_an_agent_that_never_registered(
+    clock: ManualClock, registry: Recorded, why: str
+) -> None:
+    if why == "held":
+        registry.put_raw("prod", "a", b"not json")
+    else:
+        registry.down()
+    announced = Announced(registry, clock)
+    announced.announcer.start()
+    await clock.advance(3)
+    await announced.announcer.withdraw(5)
+    assert announced.status == "withdrawn"
+    assert announced.said == ["refused" if why == "held" else "waiting"]
+
+
+@pytest.mark.parametrize("failures", [1, 2])
+async def test_one_lost_connection_keeps_no_entry_behind_and_a_second_failure_is_told(
+    clock: ManualClock, registry: Recorded, failures: int
+) -> None:
+    announced = Announced(registry, clock)
+    announced.announcer.start()
+    await announced.announcer.wait_registered(5)
+    registry.fail_next("revoke", RegistryUnavailable("cut"), times=failures)
+    await announced.announcer.withdraw(5)
+    assert ids(registry) == ([] if failures == 1 else ["a"])
+    assert announced.announcer.state.detail == (
+        "" if failures == 1 else "not revoked, so the entry ends with its lease: cut"
+    )
 
 
 async def test_retries_are_spread_and_capped(clock: ManualClock, registry: Recorded) -> None:
@@ -363,17 +471,40 @@ class Slow(MemoryRegistry):
         self.go = threading.Event()
         self.go.set()
         self.entered = threading.Event()
+        self.go_grant = threading.Event()
+        self.go_grant.set()
+        self.entered_grant = threading.Event()
         self.threads: set[int] = set()
+        self.created = 0
 
     @property
     def blocking(self) -> bool:
         return True
 
+    def grant(self, ttl_s: float) -> int:
+        self.entered_grant.set()
+        self.go_grant.wait(20)
+        return super().grant(ttl_s)
+
     def create(self, namespace: str, agent_id: str, value: bytes, lease: int) -> Created | Occupied:
         self.threads.add(threading.get_ident())
+        self.created += 1
         self.entered.set()
         self.go.wait(20)
         return super().create(namespace, agent_id, value, lease)
+
+
+async def test_what_is_withdrawn_while_its_lease_is_granted_is_never_written() -> None:
+    registry = Slow()
+    registry.go_grant.clear()
+    announced = Announced(registry, registry.clock)
+    announced.announcer.start()
+    await eventually(registry.entered_grant.is_set)
+    await announced.announcer.withdraw(0.05)
+    registry.go_grant.set()
+    await eventually(lambda: not any(t.name == "agent-reach-announcer" for t in threading.enumerate()))
+    assert registry.created == 0
+    assert announced.said == []
 
 
 async def test_with_a_blocking_registry_everything_happens_on_another_thread_and_news_on_this_one() -> None:

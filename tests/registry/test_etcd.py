@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import subprocess
 import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -19,7 +21,7 @@ import grpc
 import pyetcd
 
 from agent_reach.config import RegistryConfig
-from agent_reach.errors import ConfigError, Forbidden, RegistryUnavailable, Unauthorized
+from agent_reach.errors import AgentIdInUse, ConfigError, Forbidden, RegistryUnavailable, Unauthorized
 from agent_reach.ports import Created, SystemClock, WatchChanges, WatchLost, WatchMessage
 from agent_reach.registry.etcd import _PAGE, EtcdRegistry
 from agent_reach.registry.keys import agent_id_of, key_of, prefix_of
@@ -39,6 +41,13 @@ def connect(server: EtcdServer, config: RegistryConfig = QUICK) -> EtcdRegistry:
 @pytest.fixture
 def namespace() -> str:
     return f"t{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def mute() -> Iterator[int]:
+    """The port of a server that accepts connections and never says a word."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
 
 
 class Pair:
@@ -102,6 +111,10 @@ async def test_a_restart_on_the_same_data_heals_watch_and_lease(own_etcd: EtcdSe
 async def test_after_a_wipe_the_agent_is_back_and_never_left_the_index(
     own_etcd: EtcdServer, namespace: str
 ) -> None:
+    # So that the new history can't have come as far as the old one, and look the same, when it is first seen.
+    with pyetcd.client(port=own_etcd.port, timeout=5) as raw:
+        for _ in range(5):
+            raw.put("/elsewhere", "x")
     async with Pair(own_etcd, namespace) as pair:
         own_etcd.wipe()
         await eventually(lambda: pair.announced.said.count("registered") == 2)
@@ -120,6 +133,44 @@ async def test_a_freeze_past_the_lease_ends_registered_again(own_etcd: EtcdServe
         await eventually(lambda: pair.healthy)
 
 
+async def all_take_over(server: EtcdServer, namespace: str, count: int, *, restart: bool = False) -> None:
+    """Let the holders of many ids die, spread over a second, and see that no successor is refused."""
+    registry = connect(server)
+    successors = []
+    for number in range(count):
+        name = f"a-{number}"
+        dead = info(name, incarnation="dead", namespace=namespace)
+        assert isinstance(registry.create(namespace, name, dead.to_bytes(), registry.grant(2)), Created)
+        successors.append(Announced(registry, SystemClock(), info(name, namespace=namespace), QUICK))
+        successors[-1].announcer.start()
+        await asyncio.sleep(1 / count)
+    if restart:
+        # It gives every lease its full time again.
+        await asyncio.to_thread(server.restart)
+    await eventually(lambda: all("registered" in successor.said for successor in successors))
+    assert [successor.said for successor in successors] == [["waiting", "registered"]] * count
+    await asyncio.gather(*(successor.announcer.withdraw(5) for successor in successors))
+    registry.close()
+
+
+async def test_the_successor_of_a_dead_process_is_never_refused(etcd: EtcdServer, namespace: str) -> None:
+    await all_take_over(etcd, namespace, 20)
+
+
+async def test_a_restart_of_etcd_makes_no_dead_process_look_alive(own_etcd: EtcdServer, namespace: str) -> None:
+    await all_take_over(own_etcd, namespace, 5, restart=True)
+
+
+async def test_the_rival_of_a_living_process_is_refused(etcd: EtcdServer, namespace: str) -> None:
+    async with Pair(etcd, namespace) as pair:
+        rival = Announced(pair.theirs, SystemClock(), info("a", incarnation="i2", namespace=namespace), QUICK)
+        rival.announcer.start()
+        with pytest.raises(AgentIdInUse):
+            await rival.announcer.wait_registered(10)
+        await rival.announcer.withdraw(5)
+        assert pair.announced.said == ["registered"]
+
+
 async def test_with_etcd_down_the_exit_is_bounded(own_etcd: EtcdServer, namespace: str) -> None:
     async with Pair(own_etcd, namespace) as pair:
         own_etcd.pause()
@@ -132,7 +183,7 @@ async def test_with_etcd_down_the_exit_is_bounded(own_etcd: EtcdServer, namespac
 
 async def test_a_blocked_application_loop_starves_no_lease(etcd: EtcdServer, namespace: str) -> None:
     async with Pair(etcd, namespace) as pair:
-        time.sleep(5)
+        time.sleep(3)
         await asyncio.sleep(0)
         assert [record.agent_id for record in pair.theirs.list(namespace).records] == ["a"]
         assert pair.announced.said == ["registered"]
@@ -150,6 +201,7 @@ def test_nothing_listens_there_so_the_error_names_the_address_and_what_to_check(
             request()
         assert caught.value.endpoints == (f"127.0.0.1:{port}",)
         assert "s3cret" not in str(caught.value)
+        assert "(UNAVAILABLE: failed to connect to all addresses: Connection refused)" in str(caught.value)
     registry.close()
 
 
@@ -174,20 +226,42 @@ def test_a_frozen_etcd_fails_every_request_in_time(own_etcd: EtcdServer) -> None
     registry.close()
 
 
-def test_the_next_member_is_used_when_one_is_gone(etcd: EtcdServer, namespace: str) -> None:
+def works(request: Callable[[], object]) -> bool:
+    try:
+        request()
+    except RegistryUnavailable:
+        return False
+    return True
+
+
+@pytest.fixture
+def first_member_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pyetcd draws the member to begin with; now it is always the first."""
+    monkeypatch.setattr("random.choice", lambda members: members[0])
+
+
+@pytest.mark.usefixtures("first_member_first")
+def test_a_member_that_is_gone_is_passed_over_after_one_failure(etcd: EtcdServer, namespace: str) -> None:
     (port,) = _free_ports(1)
     registry = EtcdRegistry([f"127.0.0.1:{port}", f"127.0.0.1:{etcd.port}"], config=QUICK)
+    for request in (
+        lambda: registry.list(namespace),
+        lambda: registry.grant(2),
+        lambda: registry.watch(namespace, 1, lambda _: None)(),
+    ):
+        assert [works(request) for _ in range(6)] == [False, True, True, True, True, True]
+    registry.close()
 
-    def works() -> bool:
-        try:
-            registry.list(namespace)
-            registry.watch(namespace, 1, lambda _: None)()
-            registry.grant(2)
-        except RegistryUnavailable:
-            return False
-        return True
 
-    assert any(works() for _ in range(6))
+@pytest.mark.usefixtures("first_member_first")
+def test_a_member_that_hangs_is_passed_over_too(mute: int, etcd: EtcdServer, namespace: str) -> None:
+    config = RegistryConfig(request_timeout_s=0.5)
+    registry = EtcdRegistry([f"127.0.0.1:{mute}", f"127.0.0.1:{etcd.port}"], config=config)
+    for request in (
+        lambda: registry.list(namespace),
+        lambda: registry.watch(namespace, 1, lambda _: None)(),
+    ):
+        assert [works(request) for _ in range(4)] == [False, True, True, True]
     registry.close()
 
 
@@ -230,6 +304,174 @@ def test_a_list_of_several_pages_is_one_list(
     assert [record.agent_id for record in listing.records] == names
     assert listing.revision >= listing.records[-1].revision
     registry.revoke(lease)
+    registry.close()
+
+
+class BetweenPages:
+    """Pages of ten; runs `action` once, after the first page was read. Notes where each page began."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, action: Callable[[], object]) -> None:
+        self.starts: list[bytes] = []
+        read = pyetcd.MultiEndpointEtcd3Client.get_range_response
+
+        def page(client: object, start: bytes, *args: object, **options: object) -> object:
+            answer = read(client, start, *args, **options)
+            self.starts.append(start)
+            if len(self.starts) == 1:
+                action()
+            return answer
+
+        monkeypatch.setattr("agent_reach.registry.etcd._PAGE", 10)
+        monkeypatch.setattr(pyetcd.MultiEndpointEtcd3Client, "get_range_response", page)
+
+
+def test_what_is_written_between_two_pages_belongs_to_the_next_list(
+    etcd: EtcdServer, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = connect(etcd)
+    lease = registry.grant(60)
+    names = [f"a-{number:03}" for number in range(15)]
+    written = [registry.create(namespace, name, b"{}", lease) for name in names]
+    BetweenPages(monkeypatch, lambda: registry.create(namespace, "z", b"{}", lease))
+    listing = registry.list(namespace)
+    assert [record.agent_id for record in listing.records] == names
+    assert listing.revision == written[-1].revision  # type: ignore[union-attr]
+    assert [record.agent_id for record in registry.list(namespace).records] == [*names, "z"]
+    registry.revoke(lease)
+    registry.close()
+
+
+def test_a_list_that_a_compaction_cut_in_two_begins_again(
+    etcd: EtcdServer, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = connect(etcd)
+    lease = registry.grant(60)
+    names = [f"a-{number:03}" for number in range(15)]
+    for name in names:
+        registry.create(namespace, name, b"{}", lease)
+
+    def compact() -> None:
+        written = registry.create(namespace, "z", b"{}", lease)
+        with pyetcd.client(port=etcd.port, timeout=5) as raw:
+            raw.compact(written.revision)  # type: ignore[union-attr]
+
+    pages = BetweenPages(monkeypatch, compact)
+    assert [record.agent_id for record in registry.list(namespace).records] == [*names, "z"]
+    assert pages.starts.count(prefix_of(namespace)) == 2
+    registry.revoke(lease)
+    registry.close()
+
+
+def test_the_proxy_of_the_environment_is_none_of_etcds_business(
+    etcd: EtcdServer, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (port,) = _free_ports(1)
+    for name in ("grpc_proxy", "http_proxy", "https_proxy", "all_proxy"):
+        for spelling in (name, name.upper()):
+            monkeypatch.setenv(spelling, f"http://127.0.0.1:{port}")
+    for name in ("no_grpc_proxy", "no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    registry = connect(etcd)
+    for request in requests_of(registry, namespace):
+        request()
+    registry.close()
+
+
+def test_a_member_without_a_leader_is_asked_to_say_so(namespace: str) -> None:
+    asked: dict[str, object] = {}
+
+    class Asked(grpc.GenericRpcHandler):
+        def service(self, call: grpc.HandlerCallDetails) -> None:
+            asked[call.method.rpartition("/")[2]] = dict(call.invocation_metadata).get("hasleader")
+
+    server = grpc.server(ThreadPoolExecutor(1), handlers=[Asked()])
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    registry = EtcdRegistry([f"127.0.0.1:{port}"], config=QUICK)
+    for request in (
+        lambda: registry.list(namespace),
+        lambda: registry.grant(2),
+        lambda: registry.keep_alive(1),
+        lambda: registry.watch(namespace, 1, print),
+    ):
+        with pytest.raises(RegistryUnavailable, match="UNIMPLEMENTED"):
+            request()
+    assert asked == {"Range": "true", "LeaseGrant": "true", "LeaseKeepAlive": "true", "Watch": "true"}
+    registry.close()
+    server.stop(None).wait()
+
+
+# --- closing, and connections -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("user", [None, "reader"])
+@pytest.mark.parametrize("kind", ["list", "keep_alive", "watch"])
+def test_closing_waits_for_no_request(mute: int, user: str | None, kind: str) -> None:
+    config = RegistryConfig(request_timeout_s=1.0)
+    registry = EtcdRegistry([f"127.0.0.1:{mute}"], config=config, username=user, password=user and "s3cret")
+    requests: dict[str, Callable[[], object]] = {
+        "list": lambda: registry.list("prod"),
+        "keep_alive": lambda: registry.keep_alive(7),
+        "watch": lambda: registry.watch("prod", 1, print),
+    }
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(requests[kind])
+        time.sleep(0.3)
+        started = time.monotonic()
+        registry.close()
+        took_s = time.monotonic() - started
+        with pytest.raises(RegistryUnavailable, match="was closed"):
+            asked.result(10)
+    assert took_s < 0.5
+
+
+class Connections:
+    """Counts the clients that a registry makes and that were closed; they are made two at a time."""
+
+    def __init__(self, registry: EtcdRegistry, monkeypatch: pytest.MonkeyPatch, parties: int = 1) -> None:
+        self.made = self.closed = 0
+        barrier = threading.Barrier(parties)
+        connect, close = registry._connect, pyetcd.MultiEndpointEtcd3Client.close
+
+        def connected(endpoints: Sequence[str]) -> object:
+            barrier.wait(10)
+            self.made += 1
+            return connect(endpoints)
+
+        def closed(client: object) -> None:
+            self.closed += 1
+            close(client)
+
+        monkeypatch.setattr(registry, "_connect", connected)
+        monkeypatch.setattr(pyetcd.MultiEndpointEtcd3Client, "close", closed)
+
+
+def test_of_two_connections_that_are_made_at_once_one_is_kept(
+    etcd: EtcdServer, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = connect(etcd)
+    connections = Connections(registry, monkeypatch, parties=2)
+    with ThreadPoolExecutor(2) as pool:
+        for _ in pool.map(registry.list, [namespace] * 2):
+            pass
+    assert (connections.made, connections.closed) == (2, 1)
+    registry.list(namespace)
+    registry.close()
+    assert (connections.made, connections.closed) == (2, 2)
+
+
+def test_a_watch_that_cannot_begin_leaves_no_connection(
+    etcd: EtcdServer, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nobody(client: object) -> None:
+        raise pyetcd.exceptions.NoServerAvailableError("No endpoint available and not failed")
+
+    registry = connect(etcd)
+    connections = Connections(registry, monkeypatch)
+    monkeypatch.setattr(pyetcd.MultiEndpointEtcd3Client, "channel", property(nobody))
+    with pytest.raises(RegistryUnavailable, match="no member answered lately"):
+        registry.watch(namespace, 1, print)
+    assert (connections.made, connections.closed) == (1, 1)
     registry.close()
 
 

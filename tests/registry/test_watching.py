@@ -16,7 +16,6 @@ from agent_reach.errors import Forbidden, RegistryUnavailable
 from agent_reach.events import RecordSkipped
 from agent_reach.ports import Listing, WatchMessage
 from agent_reach.registry.memory import MemoryRegistry
-from agent_reach.registry.trust import Trust
 from agent_reach.testing import ManualClock
 from tests.registry.support import Watched, eventually, info
 
@@ -30,6 +29,7 @@ class Counting(MemoryRegistry):
         self.watched: list[int] = []
         self.before: Callable[[], None] = lambda: None
         self.between: Callable[[], None] = lambda: None
+        self.watches_fail = False
 
     def list(self, namespace: str) -> Listing:
         self.listed.append(self.clock.now())
@@ -42,6 +42,8 @@ class Counting(MemoryRegistry):
         self, namespace: str, from_revision: int, deliver: Callable[[WatchMessage], None]
     ) -> Callable[[], None]:
         self.watched.append(from_revision)
+        if self.watches_fail:
+            raise RegistryUnavailable("no watch for you")
         return super().watch(namespace, from_revision, deliver)
 
 
@@ -152,6 +154,88 @@ async def test_a_watch_that_fails_again_and_again_backs_off(clock: ManualClock, 
         await clock.advance(0.1)
     # At the cap of 2 s the mean wait is 1.05 s: about 57 in 60 s.
     assert len(registry.listed) < 100
+    await watched.watcher.stop()
+
+
+async def test_while_watches_fail_lists_go_on_at_their_own_pace_and_loss_is_told_once(
+    clock: ManualClock, registry: Counting
+) -> None:
+    registry.watches_fail = True
+    watched = await loaded(registry, clock)
+    await clock.advance(60)
+    assert len(registry.listed) <= 5, "one each 15 to 20 s"
+    assert 30 <= len(registry.watched) <= 90, "at the cap of 2 s the mean wait is 1.05 s"
+    assert watched.said == ["lost"]
+    assert (watched.status, watched.watcher.view.connected) == ("fresh", False)
+    assert "no watch for you" in str(watched.watcher.view.error)
+    put(registry, "a")
+    await clock.advance(20)
+    assert watched.ids == ["a"], "the lists bring it"
+    put(registry, "b")
+    registry.watches_fail = False
+    await clock.advance(2)
+    assert watched.ids == ["a", "b"]
+    assert watched.said == ["lost", "connected"]
+    assert watched.watcher.view.connected
+    assert watched.watcher.view.error is None
+    await watched.watcher.stop()
+
+
+@pytest.mark.parametrize("new_cluster", [False, True])
+async def test_a_registry_that_is_replaced_while_watches_fail_is_noticed_when_they_work_again(
+    clock: ManualClock, registry: Counting, new_cluster: bool
+) -> None:
+    for agent_id in "abc":
+        put(registry, agent_id)
+    registry.watches_fail = True
+    watched = await loaded(registry, clock)
+    registry.wipe(new_cluster=new_cluster)
+    put(registry, "d")
+    registry.watches_fail = False
+    await clock.advance(2)
+    assert "d" in watched.ids
+    assert watched.index.epoch == 1
+    assert watched.watcher.view.connected
+    assert len(registry.listed) == 2
+    put(registry, "e")
+    await clock.settle()
+    assert "e" in watched.ids
+    await watched.watcher.stop()
+
+
+async def test_lists_that_come_back_without_the_watch_are_no_connection(
+    clock: ManualClock, registry: Counting
+) -> None:
+    watched = await loaded(registry, clock)
+    registry.down()
+    await clock.advance(30)
+    registry.watches_fail = True
+    registry.up()
+    await clock.advance(30)
+    assert watched.status == "fresh"
+    assert watched.said == ["connected", "lost", "stale", "lost"]
+    await watched.watcher.stop()
+
+
+@pytest.mark.parametrize("by", ["an event", "a refresh"])
+async def test_what_works_again_is_tried_soon_when_it_fails_next(
+    clock: ManualClock, registry: Counting, by: str
+) -> None:
+    put(registry, "a")
+    watched = await loaded(registry, clock)
+    for _ in range(20):
+        registry.drop_watches("again")
+        await clock.advance(2)
+    if by == "an event":
+        put(registry, "a")
+    await clock.advance(0 if by == "an event" else 20)
+    for _ in range(5):
+        lists = len(registry.listed)
+        registry.drop_watches("once")
+        await clock.advance(0.2)
+        assert len(registry.listed) == lists + 1
+        put(registry, "a")
+        await clock.settle()
     await watched.watcher.stop()
 
 
@@ -314,6 +398,19 @@ async def test_a_bad_record_is_told_again_only_when_it_changes_and_forgotten_whe
     await watched.watcher.stop()
 
 
+async def test_a_bad_record_that_went_unseen_is_forgotten_with_the_next_list(
+    clock: ManualClock, registry: Counting
+) -> None:
+    registry.put_raw("prod", "bad", b"{")
+    watched = await loaded(registry, clock)
+    assert list(watched.watcher.view.skipped) == ["bad"]
+    registry.freeze_watches()
+    registry.delete("prod", "bad")
+    await clock.advance(20)
+    assert watched.watcher.view.skipped == {}
+    await watched.watcher.stop()
+
+
 async def test_an_unreadable_update_takes_the_instance_out(clock: ManualClock, registry: Counting) -> None:
     put(registry, "a")
     watched = await loaded(registry, clock)
@@ -424,7 +521,7 @@ async def test_when_all_are_back_the_doubt_is_over(clock: ManualClock, registry:
         put(registry, agent_id)
     await clock.settle()
     assert watched.status == "fresh"
-    assert watched.said == ["connected", "lost", "connected", "stale", "connected"]
+    assert watched.said == ["connected", "lost", "stale", "connected"]
     await watched.watcher.stop()
 
 
@@ -538,6 +635,52 @@ async def test_leases_that_end_all_at_once_when_a_frozen_registry_wakes_are_not_
     await clock.advance(17)
     assert watched.ids == ["a", "b", "c"]
     assert watched.status == "fresh"
+    await watched.watcher.stop()
+
+
+@pytest.mark.parametrize("trouble", ["a lost watch", "a short outage", "one failed list", "a compaction"])
+async def test_clients_that_close_after_small_trouble_are_gone_at_once(
+    clock: ManualClock, registry: Counting, trouble: str
+) -> None:
+    for agent_id in "abcd":
+        put(registry, agent_id)
+    watched = await loaded(registry, clock)
+    match trouble:
+        case "a lost watch":
+            registry.drop_watches()
+        case "a short outage":
+            registry.down()
+            await clock.advance(4)
+            registry.up()
+        case "one failed list":
+            put(registry, "d")
+            registry.fail_next("list", RegistryUnavailable("slow"))
+            await clock.advance(8)
+            put(registry, "d")
+        case "a compaction":
+            registry.drop_watches(compacted=True)
+    await clock.advance(2)
+    for agent_id in "abc":
+        registry.delete("prod", agent_id)
+    await clock.settle()
+    assert watched.ids == ["d"]
+    assert watched.status == "fresh"
+    await watched.watcher.stop()
+
+
+async def test_a_woken_registry_whose_watch_lived_on_is_guarded_before_the_next_list(
+    clock: ManualClock, registry: Counting
+) -> None:
+    for agent_id in "abcd":
+        put(registry, agent_id)
+    watched = await loaded(registry, clock)
+    registry.fail_next("list", RegistryUnavailable("frozen"), times=1000)
+    await clock.advance(30)
+    for agent_id in "abcd":
+        registry.delete("prod", agent_id)
+    await clock.settle()
+    assert watched.ids == ["c", "d"]
+    assert watched.status == "stale"
     await watched.watcher.stop()
 
 
@@ -669,17 +812,6 @@ async def test_a_callback_that_fails_doesnt_end_the_watch(clock: ManualClock, re
     assert watched.ids == ["b"]
     assert isinstance(problems[0], ZeroDivisionError)
     await watched.watcher.stop()
-
-
-def test_trust_begins_its_wait_anew_when_the_store_is_lost_again() -> None:
-    trust = Trust(confirm_s=15.0)
-    trust.store_lost(0.0)
-    assert not trust.believes_list({"a", "b"}, (), 1.0)
-    trust.store_lost(10.0)
-    assert not trust.believes_list({"a", "b"}, (), 17.0)
-    assert trust.confirm_at == 25.0
-    assert trust.believes_list({"a", "b"}, (), 25.0)
-    assert trust.confirm_at is None
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -1,0 +1,77 @@
+"""How long what is known of the registry may be relied on. Pure: time comes in as `now`, in seconds.
+
+    starting -> fresh <-> stale -> expired
+                  ^                   |
+                  +-------------------+
+
+A proof makes it fresh, unless agents are missing that aren't believed gone. Nothing proved for `refresh_s` and a
+bit makes it stale, stale for longer than `stale_grace_s` makes it expired.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Literal, TypeAlias
+
+from agent_reach.config import RegistryConfig
+
+__all__ = ["Freshness", "ViewStatus"]
+
+ViewStatus: TypeAlias = Literal["starting", "fresh", "stale", "expired"]
+
+# A list that decides about missing agents comes up to this much later, so that not every client lists at once.
+_CONFIRM_JITTER_S = 1.0
+
+
+class Freshness:
+    """Follows the last proof, and says when to list next."""
+
+    def __init__(self, config: RegistryConfig, rng: random.Random) -> None:
+        self._config = config
+        self._rng = rng
+        self.status: ViewStatus = "starting"
+        # When the last proof came.
+        self.proof_at: float | None = None
+        self.list_at = 0.0
+        self.stale_since = 0.0
+        self._fresh_until = 0.0
+
+    def next_at(self) -> float:
+        """When to look again: the next list is due, or time changes the status."""
+        if self.status == "fresh":
+            return min(self.list_at, self._fresh_until)
+        if self.status == "stale":
+            return min(self.list_at, self.stale_since + self._config.stale_grace_s)
+        return self.list_at
+
+    def prove(self, now: float, confirm_at: float | None) -> None:
+        """What is known was right just now; but a list at `confirm_at`, if set, decides about missing agents."""
+        self.proof_at = now
+        self._fresh_until = now + self._config.refresh_s + self._rng.uniform(0.0, self._config.refresh_jitter_s)
+        self.list_at = self._fresh_until
+        if confirm_at is None:
+            self.status = "fresh"
+        else:
+            self.list_by(confirm_at + self._rng.uniform(0.0, _CONFIRM_JITTER_S))
+            self._grow_stale(now)
+
+    def age(self, now: float) -> None:
+        """Let knowledge grow old that nothing proved."""
+        if self.status == "fresh" and now >= self._fresh_until:
+            self._grow_stale(now)
+        if self.status == "stale" and now >= self.stale_since + self._config.stale_grace_s:
+            self.status = "expired"
+
+    def list_by(self, at: float) -> None:
+        """List at `at` or sooner."""
+        self.list_at = min(self.list_at, at)
+
+    def part_ways(self, now: float) -> None:
+        """Clients start together, or come back together after an outage: let each refresh at its own time."""
+        latest_s = self._config.refresh_s + self._config.refresh_jitter_s
+        self.list_by(now + self._rng.uniform(self._config.refresh_s / 3, latest_s))
+
+    def _grow_stale(self, now: float) -> None:
+        if self.status in ("fresh", "starting"):
+            self.status = "stale"
+            self.stale_since = now

@@ -1,0 +1,151 @@
+"""What the registry holds, as last heard. Takes in lists and changes; gives their meaning for the index as data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TypeAlias, assert_never
+
+from agent_reach.events import RecordSkipped
+from agent_reach.model import AgentInfo
+from agent_reach.ports import Deleted, Listing, Put, RawRecord, WatchChanges
+from agent_reach.registry.records import decode
+from agent_reach.registry.trust import Trust
+from agent_reach.routing.index import Change, Remove, Reset, Upsert
+
+__all__ = ["Mirror", "News"]
+
+# What to bring to the index, and what to tell of.
+News: TypeAlias = Change | RecordSkipped
+
+
+@dataclass(frozen=True, slots=True)
+class _Skipped:
+    value: bytes
+    reason: str
+
+
+class Mirror:
+    """The records of one namespace. Pure: time comes in as `now`, in seconds.
+
+    `revision` is the last one taken in, `epoch` counts histories of the store. Who goes is `trust`'s decision.
+    """
+
+    def __init__(self, namespace: str, trust: Trust, *, allow_local: bool) -> None:
+        self.revision = 0
+        self._epoch = 0
+        self._namespace = namespace
+        self._trust = trust
+        self._allow_local = allow_local
+        self._cluster_id: int | None = None
+        # Nothing was listed yet, or all was dropped.
+        self._blank = True
+        self._records: dict[str, RawRecord] = {}
+        self._infos: dict[str, AgentInfo] = {}
+        self._skipped: dict[str, _Skipped] = {}
+
+    @property
+    def skipped(self) -> Mapping[str, str]:
+        """Which records can't be read, and why."""
+        return MappingProxyType({agent_id: s.reason for agent_id, s in self._skipped.items()})
+
+    def take_list(self, listing: Listing, now: float) -> tuple[News, ...]:
+        """Take in a list; what it brings ends with a `Reset`, and is empty if all was known."""
+        self._trust.heard(len(self._records), now)
+        anew = self._cluster_id is not None and self._is_another_history(listing)
+        if anew:
+            self._epoch += 1
+            self._trust.store_lost(now)
+        self._cluster_id, self.revision = listing.cluster_id, listing.revision
+        records = {raw.agent_id: raw for raw in listing.records}
+        believed = self._trust.believes_list(self._records.keys(), records, now)
+        if records == self._records and not (self._blank or anew):
+            return ()
+        self._blank = False
+        news: list[News] = []
+        infos = {raw.agent_id: info for raw in listing.records if (info := self._read(raw, news)) is not None}
+        if believed:
+            self._records, self._infos = records, infos
+            self._skipped = {agent_id: s for agent_id, s in self._skipped.items() if agent_id in records}
+        else:
+            self._records |= records
+            self._infos |= infos
+        return (*news, Reset(tuple(infos.values()), listing.revision, self._epoch, drop_missing=believed))
+
+    def take_changes(self, message: WatchChanges, now: float) -> tuple[News, ...]:
+        """Take in what a watch brought; what is older than what is known says nothing new."""
+        self._trust.heard(len(self._records), now)
+        news: list[News] = []
+        for change in message.changes:
+            match change:
+                case Put():
+                    if change.record.revision >= self.revision:
+                        self.revision = change.record.revision
+                        self._put(change.record, news)
+                case Deleted():
+                    if change.revision >= self.revision:
+                        self.revision = change.revision
+                        self._delete(change, now, news)
+                case _:
+                    assert_never(change)
+        return tuple(news)
+
+    def take_progress(self, now: float) -> None:
+        """A watch said that nothing changed."""
+        self._trust.heard(len(self._records), now)
+
+    def clear(self) -> tuple[News, ...]:
+        """Drop everything; the next list fills it again."""
+        self._blank = True
+        self._records.clear()
+        self._infos.clear()
+        self._trust.forget()
+        return (Reset((), self.revision, self._epoch),)
+
+    def _is_another_history(self, listing: Listing) -> bool:
+        """True if the store was restored, wiped or replaced: its revisions then say nothing about ours.
+
+        Everything up to our revision is known here, so a strange record from before it gives another history
+        away, also when its revisions have caught up with ours.
+        """
+        if listing.cluster_id != self._cluster_id or listing.revision < self.revision:
+            return True
+        return not self._blank and any(
+            raw.revision <= self.revision and self._records.get(raw.agent_id) != raw for raw in listing.records
+        )
+
+    def _put(self, raw: RawRecord, news: list[News]) -> None:
+        self._trust.seen(raw.agent_id)
+        info = self._read(raw, news)
+        self._records[raw.agent_id] = raw
+        if info is not None:
+            self._infos[raw.agent_id] = info
+            news.append(Upsert(info, raw.revision))
+        elif self._infos.pop(raw.agent_id, None) is not None:
+            # The last good record is no longer in the registry, and nobody can say whether its process still is.
+            news.append(Remove(raw.agent_id, raw.revision))
+
+    def _delete(self, change: Deleted, now: float, news: list[News]) -> None:
+        if change.agent_id not in self._records or not self._trust.believes_removal(change.agent_id, now):
+            return
+        del self._records[change.agent_id]
+        self._skipped.pop(change.agent_id, None)
+        if self._infos.pop(change.agent_id, None) is not None:
+            news.append(Remove(change.agent_id, change.revision))
+
+    def _read(self, raw: RawRecord, news: list[News]) -> AgentInfo | None:
+        """Decode a record; None if it can't be read, which is told once for each content."""
+        held = self._records.get(raw.agent_id)
+        if held is not None and held.value == raw.value and raw.agent_id in self._infos:
+            return self._infos[raw.agent_id]
+        try:
+            info = decode(raw, self._namespace, allow_local=self._allow_local)
+        except ValueError as error:
+            before = self._skipped.get(raw.agent_id)
+            if before is None or before.value != raw.value:
+                self._skipped[raw.agent_id] = _Skipped(raw.value, str(error))
+                news.append(RecordSkipped(agent_id=raw.agent_id, reason=str(error)))
+            return None
+        self._skipped.pop(raw.agent_id, None)
+        return info
