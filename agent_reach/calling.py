@@ -303,8 +303,9 @@ def _is_text(value: object) -> bool:
 
 
 def _caller() -> CallContext | None:
-    """The call that is being served here and now; None outside, and in what outlives it."""
-    return current_call.get()
+    """The call that is being served here and now; None outside, and in what a handler left running."""
+    context = current_call.get()
+    return None if context is None or context.serving.over else context
 
 
 def _typed(reply: Reply[Any], response_model: Any, call: OutgoingCall) -> Reply[Any]:

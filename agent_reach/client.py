@@ -201,6 +201,7 @@ class ReachClient:
         async def main() -> None:
             async with self:
                 await self.serve_forever()
+            await _end_of_program()
 
         if asyncio._get_running_loop() is not None:
             raise ConfigError("run() makes an event loop of its own; inside one, await serve_forever()")
@@ -344,6 +345,23 @@ class ReachClient:
                 observer.on_event(event)
             except Exception:  # noqa: BLE001 - foreign code: its bug must not fail a call or the heartbeat
                 _log.exception("observer %r failed on %s", observer, type(event).__name__)
+
+
+async def _end_of_program() -> None:
+    """Let what still runs end within a second, then leave: asyncio would wait without bound for a handler that
+    ignores its cancellation, and the process would outlive its drain.
+    """
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    if not left:
+        return
+    _, stubborn = await asyncio.wait(left, timeout=1.0)
+    if stubborn:
+        names = ", ".join(sorted(task.get_name() for task in stubborn))
+        _log.error("left behind, for they ignore their cancellation: %s", names)
+        logging.shutdown()
+        os._exit(1)
 
 
 @dataclass(frozen=True, slots=True)

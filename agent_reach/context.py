@@ -9,7 +9,16 @@ from dataclasses import dataclass, field
 
 from agent_reach.routing.budget import RetryAllowance
 
-__all__ = ["CallContext", "current_call"]
+__all__ = ["CallContext", "Serving", "current_call"]
+
+
+@dataclass(slots=True)
+class Serving:
+    """Whether a call is still being served. What its handler started in the background outlives it, and then makes
+    calls of its own: the caller's deadline and retries are no longer theirs.
+    """
+
+    over: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +40,7 @@ class CallContext:
     idempotency_key: str | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
     retry_allowance: RetryAllowance = field(default_factory=lambda: RetryAllowance(0))
+    serving: Serving = field(default_factory=Serving, repr=False)
     now: Callable[[], float] = field(default=time.monotonic, repr=False)
 
     @property

@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 
+from agent_reach.dialing.encoding import refuse_encoding
 from agent_reach.ports import Answer, BadAnswer, DialRequest, DialResult, MaybeExecuted, NeverSent
 
 __all__ = ["HttpxDialer"]
@@ -101,11 +102,8 @@ class HttpxDialer:
 
 
 async def _read(response: httpx.Response, max_bytes: int) -> Answer | BadAnswer:
-    encoding = response.headers.get("content-encoding", "identity").strip().lower()
-    if encoding not in ("", "identity"):
-        return BadAnswer(
-            response.status_code, f"the answer has content-encoding {encoding!r}; only identity was asked for"
-        )
+    if (refused := refuse_encoding(response.status_code, response.headers)) is not None:
+        return refused
     too_large = BadAnswer(response.status_code, f"the answer is larger than {max_bytes} bytes", too_large=True)
     announced = response.headers.get("content-length", "")
     if announced.isdecimal() and int(announced) > max_bytes:

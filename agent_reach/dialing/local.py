@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
+from agent_reach.dialing.encoding import refuse_encoding
 from agent_reach.ports import Answer, BadAnswer, DialRequest, DialResult, MaybeExecuted, NeverSent
 
 __all__ = ["LocalDialer"]
@@ -18,7 +19,8 @@ class LocalDialer:
     """Implements the `Dialer` port for `local://AGENT_ID/...` urls.
 
     `apps` maps `local://AGENT_ID` to an ASGI 3 app; it is looked at on every call, so agents may come and go.
-    An app meets what a network would show it: its own context variables, a disconnect when the caller is gone.
+    An app meets what a network would show it: its own context variables, a disconnect when the caller is gone,
+    and its own event loop, if it has an attribute `loop` that says so. Others run on the caller's.
     """
 
     def __init__(self, apps: Mapping[str, Any]) -> None:
@@ -34,23 +36,57 @@ class LocalDialer:
             scope = _scope(parts.path, parts.query, request.headers)
         except UnicodeEncodeError as error:
             return NeverSent("local", f"a header or the path can't be encoded: {error}", local=True)
-        exchange = _Exchange(request.body, request.max_reply_bytes)
-        # An empty context: what the caller holds in context variables doesn't cross a wire either.
-        task = asyncio.get_running_loop().create_task(
-            exchange.run(app(scope, exchange.receive, exchange.send)), context=contextvars.Context()
-        )
-        timer = asyncio.ensure_future(asyncio.sleep(request.timeout_s))
-        overflow = asyncio.ensure_future(exchange.overflow.wait())
-        try:
-            await asyncio.wait({task, timer, overflow}, return_when=asyncio.FIRST_COMPLETED)
-            return exchange.result(timer_ran_out=not task.done(), timeout_s=request.timeout_s)
-        finally:
-            exchange.gone.set()
-            for waiting in (task, timer, overflow):
-                waiting.cancel()
+        home = getattr(app, "loop", None)
+        if home is None or home is asyncio.get_running_loop():
+            return await _exchange(app, scope, request)
+        return await _on_loop(home, _exchange(app, scope, request), request.timeout_s)
 
     async def aclose(self) -> None:
         """Nothing to close: the apps belong to their clients."""
+
+
+async def _exchange(app: Any, scope: Mapping[str, Any], request: DialRequest) -> DialResult:
+    """Call `app` on the running loop."""
+    exchange = _Exchange(request.body, request.max_reply_bytes)
+    # An empty context: what the caller holds in context variables doesn't cross a wire either.
+    task = asyncio.get_running_loop().create_task(
+        exchange.run(app(scope, exchange.receive, exchange.send)), context=contextvars.Context()
+    )
+    timer = asyncio.ensure_future(asyncio.sleep(request.timeout_s))
+    overflow = asyncio.ensure_future(exchange.overflow.wait())
+    try:
+        await asyncio.wait({task, timer, overflow}, return_when=asyncio.FIRST_COMPLETED)
+        return exchange.result(timer_ran_out=not task.done(), timeout_s=request.timeout_s)
+    finally:
+        exchange.gone.set()
+        for waiting in (task, timer, overflow):
+            waiting.cancel()
+
+
+async def _on_loop(
+    loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, DialResult], timeout_s: float
+) -> DialResult:
+    """Do `work` on another thread's event loop; being cancelled here cancels it there."""
+    try:
+        if not loop.is_running():
+            raise RuntimeError("Event loop is not running")
+        # Raises as well: the loop may be closed in this very moment.
+        future = asyncio.run_coroutine_threadsafe(work, loop)
+    except RuntimeError as error:
+        work.close()
+        return NeverSent("connect", f"the agent's event loop takes no calls: {error}")
+    answer = asyncio.wrap_future(future)
+    try:
+        # Timed on this side as well: that loop may be blocked, or stop before it gets to us.
+        await asyncio.wait({answer}, timeout=timeout_s)
+        if not answer.done():
+            return MaybeExecuted(f"no answer within {timeout_s:g} s", timed_out=True)
+        if answer.cancelled():
+            return MaybeExecuted("the agent's event loop ended before it answered")
+        return answer.result()
+    finally:
+        if not loop.is_closed():
+            answer.cancel()
 
 
 @dataclass(slots=True)
@@ -102,17 +138,13 @@ class _Exchange:
                 return MaybeExecuted(f"no answer within {timeout_s:g} s", timed_out=True)
             return MaybeExecuted(self.failure)
         if self.overflow.is_set():
-            return BadAnswer(self.status, f"the answer is larger than {self.max_reply_bytes} bytes")
+            return BadAnswer(self.status, f"the answer is larger than {self.max_reply_bytes} bytes", too_large=True)
         if not self.complete:
             if timer_ran_out:
                 return MaybeExecuted(f"no complete answer within {timeout_s:g} s", timed_out=True)
             return BadAnswer(self.status, f"the answer is cut off: {self.failure}")
-        encoding = self.headers.get("content-encoding", "identity").strip().lower()
-        if encoding not in ("", "identity"):
-            return BadAnswer(
-                self.status, f"the answer has content-encoding {encoding!r}; only identity was asked for"
-            )
-        return Answer(self.status, self.headers, bytes(self.reply))
+        refused = refuse_encoding(self.status, self.headers)
+        return refused or Answer(self.status, self.headers, bytes(self.reply))
 
 
 def _scope(path: str, query: str, headers: Mapping[str, str]) -> dict[str, Any]:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from agent_reach import codec
-from agent_reach.errors import OutcomeUnknown
+from agent_reach.errors import InvalidPayload, ReachError
 from agent_reach.model import ErrorInfo, LoadReport
 
 __all__ = [
+    "Done",
     "Failed",
-    "Outcome",
     "Response",
-    "Succeeded",
+    "Result",
     "clean",
     "encode",
     "handler_failed",
+    "invalid_payload",
     "out_of_time",
     "refusal",
     "stopped",
@@ -27,7 +29,7 @@ _LONGEST_MESSAGE = 2000
 
 
 @dataclass(frozen=True, slots=True)
-class Succeeded:
+class Done:
     """The handler's result, already JSON: encoded once, however many repeats ask for it."""
 
     data: bytes
@@ -37,15 +39,17 @@ class Succeeded:
 class Failed:
     """An error answer; `status` is the HTTP status and the `code` of the reply.
 
-    `cause` is what the handler raised: for our own log, never for the wire.
+    `detail` is what our own log may say: never the caller's data, as the message may. `cause` is what the
+    handler raised, for our own log too, never for the wire.
     """
 
     status: int
     error: ErrorInfo
+    detail: str = ""
     cause: BaseException | None = None
 
 
-Outcome: TypeAlias = Succeeded | Failed
+Result: TypeAlias = Done | Failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +70,9 @@ def refusal(
     retryable: bool = False,
     retry_after_ms: int | None = None,
     problems: tuple[tuple[str, str], ...] = (),
+    detail: str | None = None,
 ) -> Failed:
-    """An error that promises that nothing ran."""
+    """An error that promises that nothing ran. `detail` is for our log if the message isn't fit for it."""
     return Failed(
         status,
         ErrorInfo(
@@ -78,13 +83,31 @@ def refusal(
             retry_after_ms=retry_after_ms,
             problems=problems,
         ),
+        detail=clean(message if detail is None else detail),
+    )
+
+
+def invalid_payload(error: InvalidPayload, declared: Container[str]) -> Failed:
+    """Tell the caller every problem; our own log learns how many there are, and in which `declared` fields.
+
+    A validator's words may quote the payload and an unknown key is part of it; neither belongs in a log.
+    """
+    fields = dict.fromkeys(field.partition(".")[0] for field, _ in error.problems)
+    known = [field for field in fields if field in declared]
+    places = f"; declared fields at fault: {', '.join(known)}" if known else ""
+    return refusal(
+        422,
+        "InvalidPayload",
+        error.message,
+        problems=error.problems,
+        detail=f"problems with the payload: {len(error.problems)}{places}",
     )
 
 
 def handler_failed(error: BaseException, *, idempotent: bool, executed: bool = True) -> Failed:
     """Tell the caller what a handler raised: type and message, never the traceback."""
-    # A nested call whose outcome is unknown may have done its work: repeating this one would repeat that.
-    retryable = idempotent and not isinstance(error, OutcomeUnknown)
+    # Whatever a nested call failed with, the hop next to the fault has retried it as often as the tree may.
+    retryable = idempotent and not isinstance(error, ReachError)
     try:
         message = str(error)
     except Exception as unprintable:  # noqa: BLE001 - the boundary: __str__ is the user's code
@@ -96,13 +119,14 @@ def handler_failed(error: BaseException, *, idempotent: bool, executed: bool = T
     )
 
 
-def out_of_time(capability: str, *, idempotent: bool, executing: bool) -> Failed:
-    """The caller's time was up before the handler ended, or before it began."""
+def out_of_time(capability: str, ttl_s: float, *, idempotent: bool, executing: bool) -> Failed:
+    """The `ttl_s` seconds that the caller gave were up before the handler ended, or before it began."""
     if not executing:
-        return refusal(504, "DeadlineExceeded", "the caller's time was up in the queue", retryable=True)
-    message = f"{capability} didn't end within the caller's time"
+        message = f"{capability} was still in the queue when the {ttl_s:g} s that its caller gave were up"
+        return refusal(504, "DeadlineExceeded", message, retryable=True)
+    message = f"{capability} didn't end within the {ttl_s:g} s that its caller gave"
     error = ErrorInfo(type="DeadlineExceeded", message=message, retryable=idempotent, executed=True)
-    return Failed(504, error)
+    return Failed(504, error, detail=message)
 
 
 def stopped(agent_id: str, capability: str, *, idempotent: bool, executing: bool) -> Failed:
@@ -111,7 +135,7 @@ def stopped(agent_id: str, capability: str, *, idempotent: bool, executing: bool
         return refusal(503, "NotStarted", f"{agent_id} has stopped", retryable=True)
     message = f"{agent_id} stopped and cancelled {capability}"
     error = ErrorInfo(type="NotStarted", message=message, retryable=idempotent, executed=True)
-    return Failed(503, error)
+    return Failed(503, error, detail=message)
 
 
 def clean(message: str) -> str:
@@ -121,7 +145,7 @@ def clean(message: str) -> str:
 
 
 def encode(
-    outcome: Outcome,
+    result: Result,
     *,
     agent_id: str,
     response_to: str | None,
@@ -129,17 +153,20 @@ def encode(
     load: LoadReport,
     deprecated: bool = False,
     close: bool = False,
+    retry_allowance: int | None = None,
 ) -> Response:
     """Write the reply envelope."""
     fields = {
-        "code": outcome.status if isinstance(outcome, Failed) else 0,
+        "code": result.status if isinstance(result, Failed) else 0,
         "response_to": response_to,
         "agent_id": agent_id,
         "deprecated": deprecated,
         "load": {"in_flight": load.in_flight, "queued": load.queued, "max_concurrency": load.max_concurrency},
         "state": state,
     }
-    if isinstance(outcome, Failed):
-        fields["error"] = outcome.error.model_dump(exclude_none=True)
-        return Response(outcome.status, codec.dumps(fields), close)
-    return Response(200, b'%b,"data":%b}' % (codec.dumps(fields)[:-1], outcome.data), close)
+    if retry_allowance is not None:
+        fields["retry_allowance"] = retry_allowance
+    if isinstance(result, Failed):
+        fields["error"] = result.error.model_dump(exclude_none=True)
+        return Response(result.status, codec.dumps(fields), close)
+    return Response(200, b'%b,"data":%b}' % (codec.dumps(fields)[:-1], result.data), close)

@@ -26,6 +26,9 @@ Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 Hook: TypeAlias = Callable[[], Awaitable[None]]
 
+# Time for cancelled handlers to clean up when the app stops; the process is about to end.
+_CLEANUP_S = 1.0
+
 _METHODS = {"/invoke": ("POST",), "/health": ("GET", "HEAD"), "/ready": ("GET", "HEAD"), "/capabilities": ("GET",)}
 
 
@@ -36,6 +39,9 @@ class ReachApp:
     own, and answering before being registered would hide that. Served bare, the lifespan runs `on_lifespan`
     (startup, shutdown), by default `start` and `stop`. No error of a handler leaves it: in process, too, errors
     are answers.
+
+    `loop` is the event loop that `start` was called on. The app, its queues and its handlers belong to it: who
+    calls from another one, as `LocalDialer` does, must bring the call there.
     """
 
     def __init__(
@@ -52,6 +58,7 @@ class ReachApp:
         on_lifespan: tuple[Hook, Hook] | None = None,
     ) -> None:
         specs = tuple(specs)
+        self.loop: asyncio.AbstractEventLoop | None = None
         self._config = config
         self._clock = clock
         self._on_lifespan = on_lifespan or (self._start, self.stop)
@@ -81,7 +88,8 @@ class ReachApp:
         return self._dispatcher.in_flight
 
     def start(self) -> None:
-        """Accept calls from now on."""
+        """Accept calls from now on, on the running event loop."""
+        self.loop = asyncio.get_running_loop()
         self._dispatcher.state = "accepting"
 
     def begin_drain(self) -> None:
@@ -93,9 +101,12 @@ class ReachApp:
         """Wait until nothing is in flight; False if that took longer than `timeout_s` seconds."""
         return await self._dispatcher.wait_idle(timeout_s)
 
-    async def stop(self) -> None:
-        """Cancel what still runs and answer 503 from now on. Takes a second at most."""
-        await self._dispatcher.stop()
+    async def stop(self, cleanup_s: float = _CLEANUP_S) -> None:
+        """Cancel what still runs and answer 503 from now on. Takes `cleanup_s` seconds at most.
+
+        Call `begin_drain` and `wait_idle` before to let running calls end.
+        """
+        await self._dispatcher.stop(cleanup_s)
 
     async def _start(self) -> None:
         self.start()

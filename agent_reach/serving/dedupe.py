@@ -10,9 +10,14 @@ from typing import Any, TypeAlias
 from cachetools import TTLCache
 
 from agent_reach.ports import Clock
-from agent_reach.serving.answers import Failed, Outcome
+from agent_reach.serving.answers import Done, Failed, Result
 
 __all__ = ["Dedupe", "Finished", "Key", "Run"]
+
+# Of remembered answers. At the default limit of 8 MiB a body, a thousand answers would be 8 GiB.
+_MAX_BYTES = 64 * 1024 * 1024
+# No answer may drive out more than this part of the others: 8 MiB, so by default every answer is remembered.
+_LARGEST_SHARE = 8
 
 # from_agent, capability, idempotency key
 Key: TypeAlias = tuple[str, str, str]
@@ -21,18 +26,20 @@ Key: TypeAlias = tuple[str, str, str]
 class Run:
     """One execution of a handler. It is cancelled when the last request that waits for it has left.
 
-    `executing` is False until the handler was entered: up to then nothing can have happened.
+    `executing` is False until the handler was entered: up to then nothing can have happened. `abandoned` is True
+    once it was cancelled for want of anybody who waits.
     """
 
-    __slots__ = ("executing", "fingerprint", "task", "waiters")
+    __slots__ = ("abandoned", "executing", "fingerprint", "task", "waiters")
 
     def __init__(self, fingerprint: bytes = b"") -> None:
+        self.abandoned = False
         self.executing = False
         self.fingerprint = fingerprint
         self.waiters = 0
-        self.task: asyncio.Task[Outcome] | None = None
+        self.task: asyncio.Task[Result] | None = None
 
-    def start(self, work: Coroutine[Any, Any, Outcome], when_done: Callable[[Run], None]) -> None:
+    def start(self, work: Coroutine[Any, Any, Result], when_done: Callable[[Run], None]) -> None:
         """Begin; `when_done` is called before anyone who waits for the task wakes."""
         self.task = asyncio.get_running_loop().create_task(work)
         self.task.add_done_callback(lambda _: when_done(self))
@@ -41,6 +48,7 @@ class Run:
         """One request waits no longer."""
         self.waiters -= 1
         if self.waiters == 0 and self.task is not None and not self.task.done():
+            self.abandoned = True
             self.task.cancel()
 
 
@@ -48,16 +56,27 @@ class Run:
 class Finished:
     """The remembered answer of a run that ended."""
 
-    outcome: Outcome
+    result: Result
     fingerprint: bytes
 
 
 class Dedupe:
-    """What runs, and what ended within `ttl_s` seconds: the newest `entries` of it."""
+    """What runs, and what ended within `ttl_s` seconds: the newest `entries` of it, `max_bytes` of answers at most.
 
-    def __init__(self, *, ttl_s: float, entries: int, clock: Clock) -> None:
+    An answer larger than an eighth of `max_bytes` isn't remembered: a repeat that comes after it runs anew.
+    """
+
+    def __init__(self, *, ttl_s: float, entries: int, clock: Clock, max_bytes: int = _MAX_BYTES) -> None:
         self._running: dict[Key, Run] = {}
-        self._finished: TTLCache[Key, Finished] = TTLCache(maxsize=entries, ttl=ttl_s, timer=clock.now)
+        self._largest = max_bytes // _LARGEST_SHARE
+        # Each entry counts as its fair part at least, so that one bound is that of the bytes and of the number.
+        fair = max(1, max_bytes // entries)
+        self._finished: TTLCache[Key, Finished] = TTLCache(
+            maxsize=fair * entries,
+            ttl=ttl_s,
+            timer=clock.now,
+            getsizeof=lambda finished: max(fair, _size(finished.result)),
+        )
 
     def find(self, key: Key) -> Run | Finished | None:
         """Return what a repeat should join or be answered with."""
@@ -67,7 +86,7 @@ class Dedupe:
         """Note that `run` serves `key` from now on."""
         self._running[key] = run
 
-    def end(self, key: Key, run: Run, outcome: Outcome | None) -> None:
+    def end(self, key: Key, run: Run, result: Result | None) -> None:
         """Note that `run` ended; None: it was cancelled, so a repeat runs anew.
 
         A success is remembered, and a failure that a second execution might make worse. A failure before the
@@ -75,11 +94,17 @@ class Dedupe:
         """
         if self._running.get(key) is run:
             del self._running[key]
-        if outcome is None:
+        if result is None:
             return
-        if isinstance(outcome, Failed) and (outcome.error.retryable or not outcome.error.executed):
+        if isinstance(result, Failed) and (result.error.retryable or not result.error.executed):
             return
-        if isinstance(outcome, Failed):
+        if isinstance(result, Failed):
             # An exception would keep the handler's frames, and all they hold, for as long as it is remembered.
-            outcome = replace(outcome, cause=None)
-        self._finished[key] = Finished(outcome, run.fingerprint)
+            result = replace(result, cause=None)
+        if _size(result) <= self._largest:
+            self._finished[key] = Finished(result, run.fingerprint)
+
+
+def _size(result: Result) -> int:
+    # A failure is a message of bounded length; its entry's fair part covers it.
+    return len(result.data) if isinstance(result, Done) else 0

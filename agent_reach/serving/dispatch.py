@@ -15,16 +15,18 @@ from agent_reach.events import CallServed, Event
 from agent_reach.handlers import HandlerSpec
 from agent_reach.model import PING, Envelope, ErrorInfo, LoadReport
 from agent_reach.ports import Clock
+from agent_reach.routing.budget import RetryAllowance
 from agent_reach.routing.names import alias_target
 from agent_reach.serving.admission import Admission, Full
 from agent_reach.serving.answers import (
+    Done,
     Failed,
-    Outcome,
     Response,
-    Succeeded,
+    Result,
     clean,
     encode,
     handler_failed,
+    invalid_payload,
     out_of_time,
     refusal,
     stopped,
@@ -34,8 +36,6 @@ from agent_reach.serving.requests import check_envelope, context_of, dedupe_key,
 
 __all__ = ["Dispatcher"]
 
-# Time for cancelled handlers to clean up when the app stops; the process is about to end.
-_CLEANUP_S = 1.0
 # A day. Longer is no deadline, and a number without bound would overflow the timer.
 _LONGEST_TTL_MS = 24 * 3600 * 1000
 
@@ -67,7 +67,7 @@ class Dispatcher:
     ) -> None:
         self.state = "starting"
         self._agent_id = agent_id
-        self._pong = Succeeded(codec.dumps({"incarnation": incarnation}))
+        self._pong = Done(codec.dumps({"incarnation": incarnation}))
         self._namespace = namespace
         self._config = config
         self._hop_limit = hop_limit
@@ -78,10 +78,11 @@ class Dispatcher:
         self._aliases: dict[str, str] = {}
         for spec in specs:
             info = spec.info
-            queue = config.queue_factor * (info.max_concurrency or 0) if spec.queue is None else spec.queue
-            admission = Admission(max_concurrency=info.max_concurrency, queue=queue, clock=clock)
+            queue = config.queue_factor * (spec.max_running or 0) if spec.queue is None else spec.queue
+            admission = Admission(max_concurrency=spec.max_running, queue=queue, clock=clock)
             self._served[info.name] = _Served(spec, admission)
             self._aliases |= {alias_target(info.name, alias): info.name for alias in info.soft_aliases}
+        self._stopped = asyncio.Event()
         self._runs: set[Run] = set()
         self._requests = 0
         self._idle: set[asyncio.Future[None]] = set()
@@ -107,26 +108,27 @@ class Dispatcher:
             self._idle.discard(idle)
             timer.cancel()
 
-    async def stop(self) -> None:
-        """Answer 503 from now on and cancel what runs; what doesn't end within a second is left behind."""
+    async def stop(self, cleanup_s: float) -> None:
+        """Answer 503 from now on and cancel what runs; what doesn't end within `cleanup_s` is left behind."""
         self.state = "stopped"
+        self._stopped.set()
         own = asyncio.current_task()
         tasks = [run.task for run in self._runs if run.task is not None and run.task is not own]
         for task in tasks:
             task.cancel()
         if tasks:
-            _, stubborn = await asyncio.wait(tasks, timeout=_CLEANUP_S)
+            _, stubborn = await asyncio.wait(tasks, timeout=cleanup_s)
             for task in stubborn:
                 task.cancel()  # the second one leaves a thread behind (see HandlerSpec.invoke)
 
     # --- one request ---------------------------------------------------------------------------------------
 
-    def respond(self, outcome: Outcome, *, response_to: str | None = None, close: bool = False) -> Response:
+    def respond(self, result: Result, *, response_to: str | None = None, close: bool = False) -> Response:
         """Write an answer to what is no call of a capability."""
         loads = [served.admission.load for served in self._served.values()]
         load = LoadReport(in_flight=sum(one.in_flight for one in loads), queued=sum(one.queued for one in loads))
         return encode(
-            outcome,
+            result,
             agent_id=self._agent_id,
             response_to=response_to,
             state=self.state,
@@ -148,25 +150,27 @@ class Dispatcher:
                 return self.respond(self._check(envelope, is_offered=True) or self._pong, response_to=response_to)
             name = self._aliases.get(envelope.target_capability, envelope.target_capability)
             served = self._served.get(name)
+            purse = RetryAllowance(envelope.retry_allowance)
             try:
-                outcome = await self._outcome(envelope, served, received, gone)
+                result = await self._result(envelope, served, purse, received, gone)
             except asyncio.CancelledError:
                 self._report(envelope, None, received)
                 raise
-            self._report(envelope, outcome, received)
-            if outcome is None:
+            self._report(envelope, result, received)
+            if result is None:
                 return None
             if served is None:
-                return self.respond(outcome, response_to=response_to)
+                return self.respond(result, response_to=response_to)
             overloaded = self.state == "accepting" and served.admission.is_full
             return encode(
-                outcome,
+                result,
                 agent_id=self._agent_id,
                 response_to=response_to,
                 state="overloaded" if overloaded else self.state,
                 load=served.admission.load,
                 deprecated=name != envelope.target_capability,
                 close=self.state == "draining",
+                retry_allowance=purse.left,
             )
         finally:
             self._requests -= 1
@@ -181,20 +185,25 @@ class Dispatcher:
             is_offered=is_offered,
         )
 
-    async def _outcome(
-        self, envelope: Envelope, served: _Served | None, received: float, gone: Callable[[], Awaitable[None]]
-    ) -> Outcome | None:
+    async def _result(
+        self,
+        envelope: Envelope,
+        served: _Served | None,
+        purse: RetryAllowance,
+        received: float,
+        gone: Callable[[], Awaitable[None]],
+    ) -> Result | None:
         refused = self._check(envelope, is_offered=served is not None)
         if refused is not None or served is None:
             return refused
         deadline = received + min(envelope.ttl_ms, _LONGEST_TTL_MS) / 1000
         if self._clock.now() >= deadline:
             return refusal(504, "DeadlineExceeded", "the caller's time was up on arrival", retryable=True)
-        context = context_of(envelope, served.spec.info.name, deadline, self._clock)
+        context = context_of(envelope, served.spec.info.name, deadline, purse, self._clock)
         try:
             arguments = served.spec.bind(envelope.payload, context)
         except InvalidPayload as error:
-            return refusal(422, "InvalidPayload", error.message, problems=error.problems)
+            return invalid_payload(error, served.spec.input_schema.get("properties", {}))
         except Exception as error:  # noqa: BLE001 - the boundary: a model's validator is the user's code
             return handler_failed(error, idempotent=served.spec.info.idempotent, executed=False)
         return await self._wait(envelope, served, context, arguments, gone)
@@ -206,12 +215,14 @@ class Dispatcher:
         context: CallContext,
         arguments: Mapping[str, Any],
         gone: Callable[[], Awaitable[None]],
-    ) -> Outcome | None:
+    ) -> Result | None:
         """Wait for the handler, the caller's deadline or the caller's leaving, whichever comes first."""
         info = served.spec.info
         key, fingerprint = dedupe_key(envelope, info.name)
         time_up = asyncio.ensure_future(self._clock.sleep(context.deadline - self._clock.now()))
         leaving = asyncio.ensure_future(gone())
+        # A handler that ignores its cancellation keeps its task, but not its caller, and not our exit.
+        stopping = asyncio.ensure_future(self._stopped.wait())
         try:
             while True:
                 run = self._dedupe.find(key) if key is not None else None
@@ -220,13 +231,14 @@ class Dispatcher:
                     problems = (("idempotency_key", reason),)
                     return refusal(422, "InvalidPayload", f"idempotency_key: {reason}", problems=problems)
                 if isinstance(run, Finished):
-                    return run.outcome
+                    return run.result
                 if run is None:
                     run = self._begin(key, fingerprint, envelope, served, context, arguments)
                 assert run.task is not None
                 run.waiters += 1
                 try:
-                    await asyncio.wait({run.task, time_up, leaving}, return_when=asyncio.FIRST_COMPLETED)
+                    ends = {run.task, time_up, leaving, stopping}
+                    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
                 finally:
                     run.leave()
                 if run.task.done() and not run.task.cancelled():
@@ -234,13 +246,20 @@ class Dispatcher:
                 if leaving.done():
                     return None
                 if time_up.done():
-                    return out_of_time(info.name, idempotent=info.idempotent, executing=run.executing)
-                if self.state == "stopped":
+                    # Where others still wait, a run that is in the queue now will be executed none the less.
+                    executing = run.executing or run.waiters > 0
+                    ttl_s = envelope.ttl_ms / 1000
+                    return out_of_time(info.name, ttl_s, idempotent=info.idempotent, executing=executing)
+                if stopping.done():
                     return stopped(self._agent_id, info.name, idempotent=info.idempotent, executing=run.executing)
-                # A run that others had given up ended cancelled just after we joined it: run anew.
+                if not run.abandoned:
+                    # Cancelled by the application (a "cancel job" of its own) or by itself: it ran, and failed.
+                    error = asyncio.CancelledError("the handler's task was cancelled")
+                    return handler_failed(error, idempotent=info.idempotent)
+                # A run that others had given up ended just after we joined it: run anew.
         finally:
-            time_up.cancel()
-            leaving.cancel()
+            for waiting in (time_up, leaving, stopping):
+                waiting.cancel()
 
     def _begin(
         self,
@@ -255,8 +274,11 @@ class Dispatcher:
 
         def ended(run: Run) -> None:
             self._runs.discard(run)
-            if key is not None and run.task is not None:
-                failed = run.task.cancelled() or run.task.exception() is not None
+            assert run.task is not None
+            # Only Ctrl-C gets here as an exception. It ends the loop by itself; asking for it keeps asyncio from
+            # complaining that nobody did.
+            failed = run.task.cancelled() or run.task.exception() is not None
+            if key is not None:
                 self._dedupe.end(key, run, None if failed else run.task.result())
             self._tell_idle()
 
@@ -268,7 +290,7 @@ class Dispatcher:
 
     async def _execute(
         self, run: Run, envelope: Envelope, served: _Served, context: CallContext, arguments: Mapping[str, Any]
-    ) -> Outcome:
+    ) -> Result:
         try:
             permit = await served.admission.enter()
         except Full as full:
@@ -277,8 +299,8 @@ class Dispatcher:
         try:
             run.executing = True
             current_call.set(context)
-            result = await served.spec.invoke(arguments)
-            data = self._encode(result, served.spec)
+            returned = await served.spec.invoke(arguments)
+            data = self._encode(returned, served.spec)
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
@@ -290,33 +312,34 @@ class Dispatcher:
         except BaseException as error:  # noqa: BLE001 - the boundary: sys.exit() in a handler must not end the agent
             return handler_failed(error, idempotent=served.spec.info.idempotent)
         finally:
+            context.serving.over = True
             permit.release()
-        return Succeeded(data) if isinstance(data, bytes) else data
+        return Done(data) if isinstance(data, bytes) else data
 
-    def _encode(self, result: Any, spec: HandlerSpec) -> bytes | Failed:
+    def _encode(self, returned: Any, spec: HandlerSpec) -> bytes | Failed:
         """Encode what the handler returned; it ran, so what doesn't fit is told as a failure of its own kind."""
         try:
-            data = spec.encode(result)
-            problem = f"the result has {len(data)} bytes, the limit is {self._config.max_body_bytes}"
+            data = spec.encode(returned)
         except InvalidReply as error:
-            data, problem = None, error.message
-        if data is not None and len(data) <= self._config.max_body_bytes:
-            return data
-        return Failed(500, ErrorInfo(type="InvalidResult", message=clean(problem), executed=True))
+            # The message may quote the result; the caller, who is to have it, is told.
+            problem, detail = error.message, "the result doesn't fit its annotation or has no JSON form"
+        else:
+            if len(data) <= self._config.max_body_bytes:
+                return data
+            problem = detail = f"the result has {len(data)} bytes, the limit is {self._config.max_body_bytes}"
+        return Failed(500, ErrorInfo(type="InvalidResult", message=clean(problem), executed=True), detail=detail)
 
     # --- how it ended --------------------------------------------------------------------------------------
 
-    def _report(self, envelope: Envelope, outcome: Outcome | None, received: float) -> None:
+    def _report(self, envelope: Envelope, result: Result | None, received: float) -> None:
         cause: BaseException | None = None
-        match outcome:
+        match result:
             case None:
                 name, detail = "Disconnected", "the caller left before the answer"
-            case Succeeded():
+            case Done():
                 name, detail = "ok", ""
             case Failed():
-                cause = outcome.cause
-                # A handler's own message may quote the payload; ours never do.
-                name, detail = outcome.error.type, "" if cause is not None else outcome.error.message
+                name, detail, cause = result.error.type, result.detail, result.cause
         self._emit(
             CallServed(
                 request_id=envelope.request_id,

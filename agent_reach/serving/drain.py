@@ -14,10 +14,10 @@ __all__ = ["Drainable", "drain"]
 
 _log = logging.getLogger("agent_reach.serving")
 
-# Withdrawing may wait for an etcd that is down; the entry then ends with its lease, 15 s later at most.
-_WITHDRAW_S = 2.0
-# For open answers to reach their callers once the handlers have ended.
-_CLOSE_S = 2.0
+# Kept back from the total for closing: half for cancelled handlers to clean up, the rest for open answers to reach
+# their callers. Two seconds are plenty for both; of a short drain a quarter, or nothing would be left to wait with.
+_CLOSING_S = 2.0
+_CLOSING_SHARE = 0.25
 # For what was cancelled to end; a withdrawal that ignores it is left behind.
 _CLEANUP_S = 0.5
 
@@ -33,8 +33,8 @@ class Drainable(Protocol):
         """Wait until nothing is in flight; False after `timeout_s` seconds."""
         ...
 
-    async def stop(self) -> None:
-        """Cancel the rest."""
+    async def stop(self, cleanup_s: float) -> None:
+        """Cancel the rest, within `cleanup_s` seconds."""
         ...
 
 
@@ -49,17 +49,20 @@ async def drain(
 ) -> None:
     """Say so, withdraw, keep accepting for `linger_s`, let running calls end, close.
 
-    Everything before closing takes `drain_s` seconds at most; `hurry` ends every wait at once. A withdrawal
-    that fails or hangs never stops the drain.
+    All of it takes `drain_s` seconds, if `stop_server` keeps to the time it is given; a linger that doesn't fit in
+    is cut. `hurry` ends every wait at once. A withdrawal that fails or hangs never stops the drain; one with a
+    bound of its own (`Registration.withdraw`: 1.5 s) leaves time to linger.
     """
-    deadline = clock.now() + config.drain_s
+    closing_s = min(_CLOSING_S, _CLOSING_SHARE * config.drain_s)
+    end = clock.now() + config.drain_s
+    closing = end - closing_s
     app.begin_drain()
-    await _unless(hurry, _withdraw(withdraw), clock, min(_WITHDRAW_S, config.drain_s))
+    await _unless(hurry, _withdraw(withdraw), clock, closing - clock.now())
     # Callers learn of the withdrawal within about a second; until then a closed port would meet them.
-    await _unless(hurry, clock.sleep(config.linger_s), clock, deadline - clock.now())
-    await _unless(hurry, app.wait_idle(max(0.0, deadline - clock.now())), clock, deadline - clock.now())
-    await app.stop()
-    await stop_server(0.0 if hurry.is_set() else _CLOSE_S)
+    await _unless(hurry, clock.sleep(config.linger_s), clock, closing - clock.now())
+    await _unless(hurry, app.wait_idle(max(0.0, closing - clock.now())), clock, closing - clock.now())
+    await app.stop(closing_s / 2)
+    await stop_server(0.0 if hurry.is_set() else min(_CLOSING_S, max(0.0, end - clock.now())))
 
 
 async def _withdraw(withdraw: Callable[[], Awaitable[None]]) -> None:

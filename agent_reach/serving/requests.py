@@ -4,18 +4,33 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from typing import Any
 
 from pydantic import ValidationError
 
 from agent_reach import codec
-from agent_reach.context import CallContext, RetryAllowance
+from agent_reach.context import CallContext
 from agent_reach.model import PROTOCOL, Envelope, problems_of
 from agent_reach.ports import Clock
+from agent_reach.routing.budget import RetryAllowance
 from agent_reach.serving.answers import Failed, refusal
 from agent_reach.serving.dedupe import Key
 
 __all__ = ["check_envelope", "context_of", "dedupe_key", "read_envelope"]
+
+# Names and ids are logged and shown. With a line break in one a caller could forge a log line, with an escape
+# sequence or a change of writing direction dress one up: C0 and C1 controls, line separators, bidi controls.
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+_IDS = (
+    "request_id",
+    "from_agent",
+    "namespace",
+    "target_capability",
+    "target_agent",
+    "idempotency_key",
+    "context_id",
+)
 
 
 def read_envelope(body: bytes) -> tuple[Envelope | Failed, str | None]:
@@ -32,11 +47,18 @@ def read_envelope(body: bytes) -> tuple[Envelope | Failed, str | None]:
         message = f"this agent speaks {PROTOCOL}; the field 'protocol' must say so"
         return refusal(400, "ProtocolError", message), response_to
     try:
-        return Envelope.model_validate(raw), response_to
+        envelope = Envelope.model_validate(raw)
+        problems = tuple(
+            (name, "control characters aren't allowed")
+            for name in _IDS
+            if _CONTROL.search(getattr(envelope, name) or "")
+        )
     except ValidationError as error:
         problems = problems_of(error)
-        told = "; ".join(f"{field}: {reason}" for field, reason in problems)
-        return refusal(400, "InvalidPayload", f"the request is wrong: {told}", problems=problems), response_to
+    if not problems:
+        return envelope, response_to
+    told = "; ".join(f"{field}: {reason}" for field, reason in problems)
+    return refusal(400, "InvalidPayload", f"the request is wrong: {told}", problems=problems), response_to
 
 
 def check_envelope(
@@ -64,7 +86,9 @@ def check_envelope(
     return None
 
 
-def context_of(envelope: Envelope, capability: str, deadline: float, clock: Clock) -> CallContext:
+def context_of(
+    envelope: Envelope, capability: str, deadline: float, purse: RetryAllowance, clock: Clock
+) -> CallContext:
     """What the handler may know of the call."""
     return CallContext(
         request_id=envelope.request_id,
@@ -77,7 +101,7 @@ def context_of(envelope: Envelope, capability: str, deadline: float, clock: Cloc
         hop=envelope.hop,
         idempotency_key=envelope.idempotency_key or envelope.request_id,
         metadata=envelope.metadata,
-        retry_allowance=RetryAllowance(envelope.retry_allowance),
+        retry_allowance=purse,
         now=clock.now,
     )
 

@@ -21,6 +21,8 @@ def stop_signals(stop: asyncio.Event, hurry: asyncio.Event) -> Iterator[None]:
         stop.set()
 
     loop = asyncio.get_running_loop()
+    # Handlers that the application gave this very loop; asyncio keeps them here and has no public way to ask.
+    of_loop = dict(getattr(loop, "_signal_handlers", {}))
     before: dict[signal.Signals, Any] = {}
     for number in (signal.SIGTERM, signal.SIGINT):
         # Only the main thread may; elsewhere the host stops us by cancelling.
@@ -33,4 +35,8 @@ def stop_signals(stop: asyncio.Event, hurry: asyncio.Event) -> Iterator[None]:
     finally:
         for number, previous in before.items():
             loop.remove_signal_handler(number)
-            signal.signal(number, previous)
+            if number in of_loop:
+                loop.add_signal_handler(number, of_loop[number]._callback, *of_loop[number]._args)
+            elif previous is not None:
+                # None: set by code outside Python, which nobody here can put back.
+                signal.signal(number, previous)

@@ -362,7 +362,7 @@ async def test_an_answer_of_exactly_the_bound_fits(stage: Stage) -> None:
 async def test_an_answer_past_the_bound_is_bad_and_is_not_read_on(stage: Stage, behaviour: str) -> None:
     result = await stage.dialer.send(dial(await stage.url(behaviour)))
     assert isinstance(result, BadAnswer)
-    assert (result.status, result.detail) == (200, "the answer is larger than 65536 bytes")
+    assert (result.status, result.detail, result.too_large) == (200, "the answer is larger than 65536 bytes", True)
 
 
 async def test_a_compressed_answer_is_bad_and_never_unpacked(stage: Stage) -> None:

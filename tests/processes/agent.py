@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
 from pathlib import Path
 
@@ -28,6 +29,14 @@ async def count(key: str, wait_s: float = 0.0) -> str:
     return key
 
 
+@register_agent("echo.deaf.v1")
+async def deaf() -> None:
+    """Ignore every cancellation."""
+    while True:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(3600)
+
+
 def main() -> None:
     """Serve until told to stop."""
     global COUNT_FILE
@@ -39,14 +48,16 @@ def main() -> None:
     parser.add_argument("--count-file", type=Path, default=COUNT_FILE)
     parser.add_argument("--ttl", type=float, default=2.0)
     parser.add_argument("--linger", type=float, default=1.0)
+    parser.add_argument("--drain", type=float, default=30.0)
     options = parser.parse_args()
     COUNT_FILE = options.count_file
     config = ReachConfig(
-        registry=RegistryConfig(lease_ttl_s=options.ttl), serving=ServingConfig(linger_s=options.linger)
+        registry=RegistryConfig(lease_ttl_s=options.ttl),
+        serving=ServingConfig(linger_s=options.linger, drain_s=options.drain),
     )
     ReachClient(
         options.id,
-        handlers=[say, count],
+        handlers=[say, count, deaf],
         registry=options.registry,
         namespace=options.namespace,
         listen=options.listen,

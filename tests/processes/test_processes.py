@@ -203,6 +203,19 @@ async def test_calls_go_on_while_etcd_is_away_and_newcomers_are_found_when_it_is
         agents.end()
 
 
+async def test_a_handler_that_ignores_its_cancellation_doesnt_keep_its_agent_alive(agents: Agents) -> None:
+    process = agents.start("--linger", "0.2", "--drain", "1")
+    async with agents.client() as reach:
+        await until(lambda: len(reach.agents()) == 1)
+        call = asyncio.ensure_future(reach.call("echo.deaf.v1", timeout=60))
+        await until(lambda: reach._knowledge.index.instances[reach.agents()[0].agent_id].in_flight == 1)
+        process.send_signal(signal.SIGTERM)
+        with pytest.raises(OutcomeUnknown):
+            await call
+        await until(lambda: process.poll() is not None, timeout_s=8)
+    assert "ignore their cancellation" in agents.log_of(process)
+
+
 async def test_an_id_that_a_live_process_holds_is_refused_and_the_holder_stays(agents: Agents) -> None:
     holder = agents.start("--id", "kb-1")
     async with agents.client() as reach:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import subprocess
 import sys
 import threading
@@ -85,6 +86,7 @@ async def test_a_call_is_answered_with_data_and_load() -> None:
         "deprecated": False,
         "load": {"in_flight": 0, "queued": 0, "max_concurrency": None},
         "state": "accepting",
+        "retry_allowance": 0,
     }
     (event,) = bench.served
     assert (event.outcome, event.request_id, event.target_capability) == ("ok", "r-1", "a.echo.v1")
@@ -185,6 +187,86 @@ async def test_the_fields_at_fault_are_listed() -> None:
     answer = await bench.ask(envelope(attempt=0))
     assert [field for field, _ in answer.error["problems"]] == ["attempt"]
     assert answer.json["response_to"] == "r-1"
+
+
+async def test_a_refused_payload_is_told_to_the_caller_and_kept_out_of_the_log() -> None:
+    class Card(BaseModel):
+        number: str
+        limits: dict[str, int] = {}
+
+        @field_validator("number")
+        @classmethod
+        def check(cls, value: str) -> str:
+            raise ValueError(f"card {value} is bad")
+
+    @register_agent("a.pay.v1")
+    async def pay(card: Card, amount: int) -> None: ...
+
+    @register_agent("a.whole.v1")
+    async def whole(card: Card) -> None: ...
+
+    bench = Bench([pay, whole])
+    card = {"number": "4111", "limits": {"of Alice": "x"}}
+    answer = await bench.call("a.pay.v1", {"card": card, "amount": "much", "secret": 1})
+    assert "card 4111 is bad" in answer.error["message"]
+    assert {field for field, _ in answer.error["problems"]} >= {"card.number", "amount", "secret"}
+    await bench.call("a.whole.v1", card)
+    await bench.call("a.whole.v1", {"secret": 1})
+    assert [event.outcome for event in bench.served] == ["InvalidPayload"] * 3
+    assert [event.detail for event in bench.served] == [
+        "problems with the payload: 4; declared fields at fault: card, amount",
+        "problems with the payload: 2; declared fields at fault: number, limits",
+        "problems with the payload: 1; declared fields at fault: number",
+    ]
+
+
+async def test_a_result_that_does_not_fit_is_kept_out_of_the_log_too() -> None:
+    class Card(BaseModel):
+        number: str
+
+        @field_validator("number")
+        @classmethod
+        def check(cls, value: str) -> str:
+            raise ValueError(f"card {value} is bad")
+
+    @register_agent("a.card.v1")
+    async def handler() -> Card:
+        return {"number": "4111"}  # type: ignore[return-value]
+
+    bench = Bench([handler])
+    answer = await bench.call("a.card.v1")
+    assert "card 4111 is bad" in answer.error["message"]
+    (event,) = bench.served
+    assert (event.outcome, "4111" in event.detail) == ("InvalidResult", False)
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        "request_id",
+        "trace_id",
+        "from_agent",
+        "namespace",
+        "target_capability",
+        "target_agent",
+        "idempotency_key",
+        "context_id",
+    ],
+)
+@pytest.mark.parametrize("character", ["\n", "\r", "\0", "\x1b", "\x7f", "\x85", "\u2028", "\u202e"])
+async def test_nobody_forges_a_log_line_with_an_id(field: str, character: str) -> None:
+    bench = Bench([echo])
+    # With the id as it should be before and after, at either end of it too.
+    for value in (f"kb-1{character}served agent_id=kb-2", f"kb-1{character}", f"{character}kb-1"):
+        answer = await bench.call(**{field: value})
+        assert (answer.status, answer.error["type"]) == (400, "InvalidPayload")
+        assert [name for name, _ in answer.error["problems"]] == [field]
+    assert bench.events == []
+    assert ran == []
+
+
+async def test_ids_may_be_written_in_any_language() -> None:
+    assert (await Bench([echo]).call(from_agent="чат 1", context_id="会話", idempotency_key="é ü")).status == 200
 
 
 @pytest.mark.parametrize(
@@ -324,6 +406,57 @@ async def test_a_failure_is_retryable_only_where_the_capability_is_idempotent() 
     assert (answer.error["retryable"], answer.error["executed"]) == (True, True)
 
 
+async def test_a_handler_whose_task_the_application_cancels_has_failed_and_isnt_run_again() -> None:
+    """A "cancel job" of its own, or a cancel of itself: it ran, so what isn't idempotent must not run twice."""
+    runs: list[asyncio.Task[Any]] = []
+
+    @register_agent("a.job.v1")
+    async def job(itself: bool = False) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        runs.append(task)
+        if itself:
+            task.cancel()
+        await asyncio.Event().wait()
+
+    for payload in ({}, {"itself": True}):
+        runs.clear()
+        bench = Bench([job])
+        exchange = bench.begin(envelope("a.job.v1", payload=payload))
+        await bench.clock.settle()
+        runs[0].cancel()
+        await exchange.task
+        answer = exchange.answered
+        assert answer is not None
+        assert (answer.status, answer.error["type"], answer.error["executed"]) == (500, "CancelledError", True)
+        assert len(runs) == 1
+
+
+async def test_what_a_handler_left_running_makes_calls_of_its_own_when_it_has_ended() -> None:
+    """Its deadline and its retries were the caller's, who has the answer and is gone."""
+    left: list[CallContext] = []
+
+    @register_agent("a.leave.v1")
+    async def leave(ctx: CallContext) -> bool:
+        left.append(ctx)
+        return ctx.serving.over
+
+    assert (await Bench([leave]).call("a.leave.v1")).json["data"] is False
+    assert left[0].serving.over
+
+
+async def test_the_answer_says_how_many_of_the_retries_that_came_along_are_left() -> None:
+    @register_agent("a.spend.v1")
+    async def spend(ctx: CallContext, fail: bool = False) -> None:
+        ctx.retry_allowance.take()
+        if fail:
+            raise ValueError("all the same")
+
+    for payload in ({}, {"fail": True}):
+        answer = await Bench([spend]).call("a.spend.v1", payload=payload, retry_allowance=5)
+        assert answer.json["retry_allowance"] == 4
+
+
 class Unprintable(Exception):
     def __str__(self) -> str:
         raise RuntimeError("no")
@@ -338,7 +471,8 @@ class Unprintable(Exception):
         (TimeoutError(), "TimeoutError", True),
         (Unprintable(), "Unprintable", True),
         (ValueError("\ud800"), "ValueError", True),
-        (Overloaded("nested"), "Overloaded", True),
+        # The hop next to the fault has retried already.
+        (Overloaded("nested"), "Overloaded", False),
         (OutcomeUnknown("nested", agent_id="x"), "OutcomeUnknown", False),
     ],
 )
@@ -364,8 +498,16 @@ def test_ctrl_c_in_a_handler_stops_the_process_as_it_should() -> None:
     async def main() -> None:
         await raising(KeyboardInterrupt()).call("a.raise.v1")
 
+    complaints: list[str] = []
+
+    async def listening() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, about: complaints.append(about["message"]))
+        await main()
+
     with pytest.raises(KeyboardInterrupt):
-        asyncio.run(main())
+        asyncio.run(listening())
+    gc.collect()  # asyncio complains of an exception that nobody asked for when its task is collected
+    assert complaints == []
 
 
 async def test_a_long_message_is_cut() -> None:
@@ -425,6 +567,7 @@ async def test_a_handler_is_cancelled_when_the_callers_time_is_up() -> None:
     assert exchange.answered is not None
     assert (exchange.answered.status, exchange.answered.error["type"]) == (504, "DeadlineExceeded")
     assert (exchange.answered.error["executed"], exchange.answered.error["retryable"]) == (True, True)
+    assert exchange.answered.error["message"] == "a.gate.v1 didn't end within the 1.5 s that its caller gave"
     assert gate.cancelled == 1
     assert bench.app.in_flight == 0
 
@@ -564,6 +707,33 @@ async def test_past_the_limit_calls_queue_and_then_are_refused_unexecuted() -> N
     assert [one.answered.status for one in waiting if one.answered] == [200] * 4
 
 
+async def test_sync_handlers_make_no_more_threads_than_64_without_a_limit_of_their_own() -> None:
+    go, lock = threading.Event(), threading.Lock()
+    running = most = 0
+
+    @register_agent("a.slow.v1", queue=36)
+    def handler() -> None:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        go.wait(timeout=10)
+        with lock:
+            running -= 1
+
+    bench = Bench([handler])
+    exchanges = [bench.calling("a.slow.v1", request_id=f"r-{n}") for n in range(100)]
+    await bench.clock.settle()
+    refused = await bench.call("a.slow.v1")
+    assert (refused.status, refused.error["type"]) == (503, "Overloaded")
+    assert refused.json["load"] == {"in_flight": 64, "queued": 36, "max_concurrency": 64}
+    go.set()
+    async with asyncio.timeout(10):
+        await asyncio.gather(*(exchange.task for exchange in exchanges))
+    assert {one.answered.status for one in exchanges if one.answered} == {200}
+    assert most <= 64
+
+
 async def test_a_full_capability_does_not_stop_another() -> None:
     gate = Gate()
     bench = Bench([gate.handler(max_concurrency=1, queue=0), echo])
@@ -582,6 +752,7 @@ async def test_work_whose_time_ends_in_the_queue_never_runs() -> None:
     await bench.clock.advance(1.1)
     assert queued.answered is not None
     assert (queued.answered.status, queued.answered.error["executed"]) == (504, False)
+    assert "when the 1 s that its caller gave were up" in queued.answered.error["message"]
     gate.go.set()
     await bench.clock.settle()
     assert first.answered is not None
@@ -654,6 +825,23 @@ async def test_one_of_two_joined_callers_may_leave() -> None:
     await bench.clock.settle()
     assert second.answered is not None
     assert second.answered.json["data"] == "through"
+
+
+async def test_who_leaves_a_queued_run_to_others_is_not_promised_that_nothing_runs() -> None:
+    gate = Gate()
+    bench = Bench([gate.handler(max_concurrency=1)])
+    first = bench.calling("a.gate.v1", request_id="r-0", ttl_ms=60_000)
+    early = bench.calling("a.gate.v1", request_id="r-1", idempotency_key="k", ttl_ms=1000)
+    later = bench.calling("a.gate.v1", request_id="r-2", idempotency_key="k", ttl_ms=2000)
+    await bench.clock.advance(1.1)
+    assert early.answered is not None
+    assert (early.answered.status, early.answered.error["executed"]) == (504, True)
+    await bench.clock.advance(1.0)
+    assert later.answered is not None
+    assert (later.answered.status, later.answered.error["executed"]) == (504, False)
+    gate.go.set()
+    await first.task
+    assert gate.entered == 1
 
 
 async def test_the_last_joined_caller_to_leave_cancels_and_a_repeat_runs_anew() -> None:

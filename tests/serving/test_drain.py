@@ -22,6 +22,7 @@ class Scene:
     idle_at: float = 0.0
     withdraw_takes: float = 0.0
     withdraw_raises: Exception | None = None
+    uses_all_its_time: bool = False
     log: list[tuple[float, str]] = field(default_factory=list)
 
     def note(self, what: str) -> None:
@@ -36,8 +37,9 @@ class Scene:
         self.note("idle" if wait <= timeout_s else "not idle")
         return wait <= timeout_s
 
-    async def stop(self) -> None:
+    async def stop(self, cleanup_s: float) -> None:
         self.note("app stopped")
+        await self.clock.sleep(cleanup_s if self.uses_all_its_time else 0.0)
 
     async def withdraw(self) -> None:
         self.note("withdraw")
@@ -48,6 +50,7 @@ class Scene:
 
     async def stop_server(self, timeout_s: float) -> None:
         self.note(f"server stopped, {timeout_s:g} s")
+        await self.clock.sleep(timeout_s if self.uses_all_its_time else 0.0)
 
     def begin(self, **config: Any) -> asyncio.Task[None]:
         return asyncio.ensure_future(
@@ -98,7 +101,19 @@ async def test_work_that_never_ends_is_cut_at_the_bound() -> None:
     task = scene.begin(drain_s=8.0)
     await scene.clock.advance(60)
     await task
-    assert (8.0, "app stopped") in scene.log
+    # A quarter of a short drain is kept back for closing.
+    assert scene.log[-2:] == [(6.0, "app stopped"), (6.0, "server stopped, 2 s")]
+
+
+@pytest.mark.parametrize("drain_s", [0.0, 1.0, 3.0, 8.0, 30.0])
+@pytest.mark.parametrize("withdraw_takes", [0.0, 1.5, 1e9])
+async def test_the_whole_ends_in_its_time_however_slow_the_parts(drain_s: float, withdraw_takes: float) -> None:
+    scene = Scene(idle_at=1e9, withdraw_takes=withdraw_takes, uses_all_its_time=True)
+    task = scene.begin(drain_s=drain_s, linger_s=min(3.0, drain_s))
+    await scene.clock.advance(drain_s)
+    await asyncio.wait_for(task, 1)
+    assert [what for _, what in scene.log][:2] == ["draining", "withdraw"]
+    assert "app stopped" in [what for _, what in scene.log]
 
 
 async def test_a_withdrawal_that_fails_is_logged_and_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
@@ -115,7 +130,7 @@ async def test_a_withdrawal_that_hangs_is_left_behind() -> None:
     task = scene.begin()
     await scene.clock.advance(60)
     await task
-    assert scene.log[-1] == (5.0, "server stopped, 2 s")
+    assert scene.log[-1] == (28.0, "server stopped, 2 s")
 
 
 @pytest.mark.parametrize("when", [0.0, 1.0, 5.0])

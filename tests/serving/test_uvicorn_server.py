@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
+import os
 import signal
 import socket
 import sys
@@ -18,6 +20,8 @@ from agent_reach.errors import ConfigError
 from agent_reach.handlers import register_agent, specs_of
 from agent_reach.ports import SystemClock
 from agent_reach.serving.asgi import ReachApp
+from agent_reach.serving.drain import drain
+from agent_reach.serving.signals import stop_signals
 from agent_reach.serving.uvicorn_server import UvicornServer
 from tests.serving.driver import envelope
 
@@ -91,7 +95,7 @@ async def test_a_taken_port_is_refused_with_what_to_do() -> None:
 )
 def test_a_bad_address_is_refused_when_the_server_is_made(listen: str) -> None:
     with pytest.raises(ConfigError, match="must be host:port"):
-        UvicornServer(make_app(), listen)
+        UvicornServer(object(), listen)
 
 
 @pytest.mark.parametrize(
@@ -164,6 +168,88 @@ async def test_stop_is_bounded_when_an_answer_never_comes() -> None:
     assert asyncio.get_running_loop().time() - began < 2.5
     with pytest.raises(httpx.TransportError):
         await calling
+
+
+class Deaf:
+    """A handler that neither ends nor lets itself be cancelled, until it is let go."""
+
+    def __init__(self) -> None:
+        self.entered = asyncio.Event()
+        self.let_go = asyncio.Event()
+
+    async def hang(self) -> None:
+        self.entered.set()
+        while not self.let_go.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await self.let_go.wait()
+
+
+@pytest.mark.parametrize("timeout_s", [0.0, 0.5])
+async def test_stop_takes_no_longer_than_it_says_whatever_the_app_does(timeout_s: float) -> None:
+    before, deaf = asyncio.all_tasks(), Deaf()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await deaf.hang()
+
+    server = UvicornServer(app, "127.0.0.1:0")
+    await server.start()
+    _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+    await asyncio.wait_for(deaf.entered.wait(), 5)
+    began = asyncio.get_running_loop().time()
+    await server.stop(timeout_s)
+    assert asyncio.get_running_loop().time() - began < timeout_s + 0.6
+    with pytest.raises(OSError, match=r"\d"):
+        await asyncio.open_connection("127.0.0.1", server.port)
+    writer.close()
+    deaf.let_go.set()
+    await asyncio.wait(asyncio.all_tasks() - before)
+
+
+async def test_a_server_that_had_to_be_cancelled_accepts_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = UvicornServer(make_app(), "127.0.0.1:0")
+    await server.start()
+
+    async def never(sockets: Any = None) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(server._server, "shutdown", never)
+    began = asyncio.get_running_loop().time()
+    await server.stop(0.1)
+    assert asyncio.get_running_loop().time() - began < 0.6
+    with pytest.raises(OSError, match=r"\d"):
+        await asyncio.open_connection("127.0.0.1", server.port)
+
+
+async def test_a_whole_drain_ends_in_its_time_though_a_handler_hangs() -> None:
+    before, deaf = asyncio.all_tasks(), Deaf()
+
+    @register_agent("a.hang.v1")
+    async def hang() -> None:
+        await deaf.hang()
+
+    async def withdraw() -> None: ...
+
+    app = make_app(hang)
+    server = UvicornServer(app, "127.0.0.1:0")
+    await server.start()
+    calling = asyncio.ensure_future(post(server.port, envelope("a.hang.v1", ttl_ms=60_000)))
+    await asyncio.wait_for(deaf.entered.wait(), 5)
+    began = asyncio.get_running_loop().time()
+    await drain(
+        app=app,
+        withdraw=withdraw,
+        stop_server=server.stop,
+        clock=SystemClock(),
+        config=ServingConfig(drain_s=1.0, linger_s=0.0),
+        hurry=asyncio.Event(),
+    )
+    assert asyncio.get_running_loop().time() - began < 1.5
+    deaf.let_go.set()
+    await asyncio.wait(asyncio.all_tasks() - before)
+    # Its caller was told that the agent stopped and cut it, and not left to a broken connection.
+    assert (await calling).status_code == 503
+    assert calling.result().json()["error"]["executed"]
 
 
 async def test_stop_is_safe_twice_and_before_start_and_leaves_no_task() -> None:
@@ -244,7 +330,6 @@ async def test_headers_past_the_bound_are_refused() -> None:
 
 
 async def test_mounted_in_fastapi_behind_middleware_on_a_real_socket() -> None:
-    import contextlib
     from collections.abc import AsyncIterator
 
     from fastapi import FastAPI, Request
@@ -274,3 +359,36 @@ async def test_mounted_in_fastapi_behind_middleware_on_a_real_socket() -> None:
         assert (response.json()["data"], response.headers["x-host"]) == ("hi", "yes")
     finally:
         await server.stop(1.0)
+
+
+async def test_the_host_applications_access_log_survives_serving() -> None:
+    """uvicorn's own logging set-up would take its handlers away for the whole process."""
+    log, handler = logging.getLogger("uvicorn.access"), logging.NullHandler()
+    log.addHandler(handler)
+    try:
+        server = UvicornServer(make_app(), "127.0.0.1:0")
+        await server.start()
+        await server.stop(0.0)
+        assert handler in log.handlers
+        assert log.propagate
+    finally:
+        log.removeHandler(handler)
+
+
+async def test_a_signal_handler_that_the_application_gave_the_loop_is_back_afterwards() -> None:
+    loop, told = asyncio.get_running_loop(), []
+    before = signal.getsignal(signal.SIGTERM)
+    loop.add_signal_handler(signal.SIGTERM, told.append, "application")
+    try:
+        stop, hurry = asyncio.Event(), asyncio.Event()
+        with stop_signals(stop, hurry):
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.wait_for(stop.wait(), 5)
+        assert told == []
+        os.kill(os.getpid(), signal.SIGTERM)
+        async with asyncio.timeout(5):
+            while not told:
+                await asyncio.sleep(0)
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)
+        signal.signal(signal.SIGTERM, before)
