@@ -2,7 +2,7 @@
 #
 #   make demo    five agents, ten processes, a real etcd: killed, rolled, moved and stopped under load
 #   make test    checks, then every test, with a real etcd from a wheel
-#   make check   lint, types, import rules (no tests)
+#   make check   lint, types, import rules, and the examples of the documents
 #   make bench   figures, as ratios within one run
 #   make docs    the documentation as a site, into build/site
 #
@@ -30,6 +30,7 @@ check: $(VENV)/.dev
 	$(BIN)/mypy agent_reach examples tests/typing
 	$(BIN)/pyright -p pyproject.toml
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python -m pytest --quiet tests/docs
 
 bench: $(VENV)/.dev
 	@$(BIN)/python -m tests.benchmarks.bench

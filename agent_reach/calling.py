@@ -22,6 +22,7 @@ from agent_reach.errors import (
     HopLimitExceeded,
     InvalidPayload,
     InvalidReply,
+    OutcomeUnknown,
     ReachError,
 )
 from agent_reach.events import BreakerChanged, CallEnded
@@ -170,6 +171,14 @@ class Caller:
                         stale=self._knowledge.stale,
                     )
                 case Raise(error):
+                    if self._knowledge.closed and not isinstance(error, OutcomeUnknown):
+                        text = f"the client was closed while it called {call.target_capability}"
+                        raise ClientNotOpen(
+                            text,
+                            capability=call.target_capability,
+                            request_id=call.request_id,
+                            attempts=session.attempts,
+                        )
                     raise error
                 case _:
                     assert_never(step)

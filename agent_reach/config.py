@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Literal
 
@@ -70,6 +70,8 @@ class TimeoutConfig:
         _number(self, "connect_s")
         _number(self, "total_s")
         _number(self, "discovery_s")
+        # A dict that somebody else holds could change under us.
+        object.__setattr__(self, "tiers", MappingProxyType(dict(self.tiers)))
         for tier, seconds in self.tiers.items():
             if not isinstance(seconds, int | float) or not math.isfinite(seconds) or seconds <= 0:
                 raise ConfigError(f"TimeoutConfig.tiers[{tier!r}] is {seconds!r}; it must be seconds > 0")
@@ -93,6 +95,7 @@ class RetryConfig:
     # 0.2 s, then 0.6 s, each with full jitter (AWS Architecture Blog, "Exponential Backoff And Jitter").
     base_s: float = 0.2
     multiplier: float = 3.0
+    # A pause as long as the most usual tier: whoever waits longer has missed its deadline.
     max_s: float = 5.0
     # What one root call's whole tree may spend on retries: two failures anywhere, not two per hop. None: as many as
     # its own attempts allow, max_attempts - 1.
@@ -154,7 +157,10 @@ class ScoringConfig:
     seed_latency_s: float = 0.03
     # A failure is booked as at least this slow, or an instance that fails in 1 ms would look the fastest.
     failure_latency_s: float = 5.0
+    # Caches fill and pools open within seconds; ten of them at full load, on a process that can't bear it yet, are
+    # an incident.
     slow_start_s: float = 10.0
+    # Enough calls to learn from, few enough to lose little.
     slow_start_floor: float = 0.1
 
     def __post_init__(self) -> None:
@@ -189,7 +195,8 @@ class RegistryConfig:
     # Knowledge is fresh for refresh_s + U(0, refresh_jitter_s) after its last proof.
     refresh_s: float = 15.0
     refresh_jitter_s: float = 5.0
-    # How long the last good index is served while etcd can't answer.
+    # How long the last good index is served while etcd can't answer: longer than it takes a person to be called and
+    # to bring it back.
     stale_grace_s: float = 900.0
     # One etcd request; a healthy etcd answers in 3 ms, an election takes 1 to 2 s.
     request_timeout_s: float = 3.0
@@ -224,7 +231,7 @@ class RegistryConfig:
 class ServingConfig:
     """The callee's half (DESIGN section 6)."""
 
-    # Each way; a page of text is 10 KB, a long document 1 MB. Past it: 413.
+    # Each way, for callers too; a page of text is 10 KB, a long document 1 MB. Past it: 413.
     max_body_bytes: int = 8 * 1024 * 1024
     # Waiting places per running call; at 3 x the last in the queue waits about three service times.
     queue_factor: int = 3
@@ -232,7 +239,8 @@ class ServingConfig:
     linger_s: float = 3.0
     # The whole drain: linger, running calls, close.
     drain_s: float = 30.0
-    # How long a finished answer is kept for a repeat with the same explicit idempotency key, and how many.
+    # How long a finished answer is kept for a repeat with the same explicit idempotency key: longer than any caller
+    # goes on repeating. And how many: at 1 KB an answer that is 1 MB.
     dedupe_ttl_s: float = 300.0
     dedupe_entries: int = 1024
 
@@ -262,3 +270,8 @@ class ReachConfig:
 
     def __post_init__(self) -> None:
         _whole(self, "hop_limit", least=1)
+        for concern in fields(self):
+            value = getattr(self, concern.name)
+            if concern.name != "hop_limit" and not isinstance(value, type(concern.default)):
+                wanted = type(concern.default).__name__
+                raise ConfigError(f"ReachConfig.{concern.name} is {value!r}; it must be a {wanted}")

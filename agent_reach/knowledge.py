@@ -37,6 +37,11 @@ class Knowledge:
         return WatchView() if self._watcher is None else self._watcher.view
 
     @property
+    def closed(self) -> bool:
+        """True before `open` and after `close`."""
+        return self._watcher is None
+
+    @property
     def stale(self) -> bool:
         """True while the registry doesn't confirm what we know."""
         return self.view.status != "fresh"

@@ -691,6 +691,28 @@ async def test_whoever_waits_while_the_client_is_closed_is_told_at_once() -> Non
         await waiting
 
 
+@pytest.mark.parametrize(("idempotent", "expected"), [(True, ClientNotOpen), (False, OutcomeUnknown)])
+async def test_calls_that_run_while_the_client_is_closed_are_told_the_truth(
+    idempotent: bool, expected: type[Exception]
+) -> None:
+    registry, closed = MemoryRegistry(), asyncio.Event()
+    put(registry, agent("a", idempotent=idempotent))
+
+    async def cut() -> DialResult:
+        await closed.wait()
+        return MaybeExecuted("connection closed")
+
+    script = Script(lambda request: cut())
+    reach = ReachClient(registry=registry, dialer=script)
+    await reach.__aenter__()
+    call = asyncio.ensure_future(reach.call(CAPABILITY))
+    await _until(lambda: len(script.requests) == 1)
+    await reach.aclose()
+    closed.set()
+    with pytest.raises(expected):
+        await call
+
+
 async def test_a_client_is_of_no_use_on_a_second_event_loop() -> None:
     async with ReachClient(handlers=[retrieve], registry=MemoryRegistry()) as reach:
 

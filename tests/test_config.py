@@ -42,11 +42,19 @@ from agent_reach.errors import ConfigError
         (ServingConfig, "max_body_bytes", 1),
         (ServingConfig, "drain_s", 1.0),
         (ReachConfig, "hop_limit", 0),
+        (ReachConfig, "retry", 3),
     ],
 )
 def test_a_bad_setting_is_refused_by_name(cls: type, setting: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=rf"{cls.__name__}\.{setting}"):
         cls(**{setting: value})
+
+
+def test_a_dict_that_somebody_changes_later_changes_no_setting() -> None:
+    tiers = {"light": 1.0}
+    timeouts = TimeoutConfig(tiers=tiers)
+    tiers["light"] = 99.0
+    assert timeouts.of("light") == 1.0
 
 
 def test_a_tier_that_a_newer_peer_invented_counts_as_interactive() -> None:

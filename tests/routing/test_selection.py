@@ -87,7 +87,16 @@ def test_where_all_are_new_nobody_is_held_back() -> None:
     assert share(world, "a", now=0.0) == 1.0
 
 
-def test_a_slow_instance_of_three_gets_little_and_an_instance_of_double_weight_more() -> None:
+def test_an_instance_of_double_weight_carries_double_the_load() -> None:
+    world = World(agent("heavy", weight=2.0), agent("light"))
+    for candidate in candidates(world):
+        candidate.latency.observe(0.1, 100.0)
+    for _ in range(300):
+        pick(candidates(world), anyone, world.scorer, 100.0, world.rng).instance.in_flight += 1
+    assert world.index.instances["heavy"].in_flight == pytest.approx(200, abs=2)
+
+
+def test_a_slow_instance_of_three_gets_nothing_while_it_is_slow() -> None:
     world = World(agent("slow"), agent("b"), agent("c"))
     for candidate, latency in zip(candidates(world), (5.0, 0.1, 0.1), strict=True):
         candidate.latency.observe(latency, 100.0)
