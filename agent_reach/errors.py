@@ -142,8 +142,8 @@ class NoHealthyAgent(ReachError):
 class DeadlineExceeded(ReachError):
     """The time was up.
 
-    `phase` says in which part: `pick` (before the first attempt), `pool`, `dns`, `connect` or `tls` (before anything
-    was sent), `answer` (waiting for it), `remote` (the callee says so) or `backoff` (between attempts).
+    `phase` says in which part: `pick` (before the first attempt), `pool`, `dns`, `connect` or `tls` (before
+    anything was sent), `answer` (waiting for it), `remote` (the callee says so) or `backoff` (between attempts).
     """
 
     def __init__(self, message: str, *, phase: str, **call: Any) -> None:
