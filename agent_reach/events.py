@@ -74,7 +74,7 @@ class RegistryChanged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegistrationChanged:
-    """Our own entry: `registered`, `lost`, `waiting`, `refused`, `withdrawn`."""
+    """Our own entry: `registered`, `lost`, `waiting`, `refused`, `draining`, `withdrawn`."""
 
     agent_id: str
     status: str

@@ -53,7 +53,10 @@ class Knowledge:
         return None if proof_at is None else max(0.0, self._runtime.clock.now() - proof_at)
 
     async def open(self, registry: Registry) -> None:
-        """Begin to watch; wait for the first list only where the settings say that its failure is fatal."""
+        """Begin to watch, and return when the first list is there or has failed.
+
+        Raises what made it fail where the settings say that this is fatal.
+        """
         self._address = registry.address
         self._watcher = Watcher(
             registry,
@@ -65,6 +68,7 @@ class Knowledge:
             emit=self._runtime.emit,
         )
         self._watcher.start()
+        await self._watcher.first_attempt()
         if self._runtime.config.registry.on_unavailable == "fail":
             await self._watcher.wait_loaded(self._runtime.config.timeouts.discovery_s)
 

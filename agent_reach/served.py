@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack
 
 from agent_reach.addresses import advertised_url, loopback_url
 from agent_reach.errors import AgentIdInUse, ClientNotOpen, ConfigError
+from agent_reach.events import RegistrationChanged
 from agent_reach.handlers import HandlerSpec
 from agent_reach.identity import Identity
 from agent_reach.knowledge import Knowledge
@@ -25,7 +26,7 @@ from agent_reach.serving.uvicorn_server import UvicornServer
 
 __all__ = ["ServedAgent"]
 
-# Turns of the loop that a list, or the news of a registration, takes in process: about six; the rest is reserve.
+# Turns of the loop that the news of a registration takes in process: about six; the rest is reserve.
 _SETTLE_TURNS = 20
 
 
@@ -145,14 +146,13 @@ class ServedAgent:
                 "of this process; give this one another agent_id",
                 agent_id=agent_id,
             )
-        # A memory registry answers at once: these turns of the loop bring the first list, and those below bring
-        # word of us to the other clients on this loop.
-        await _turns()
         self._app = self._new_app()
         self._app.start()
         registry.apps[self._local_url] = self._app
         await self._register(Endpoint(protocol="local", url=self._local_url), registry).now()
-        await _turns()
+        # Word of us reaches the other clients on this loop within a few turns of it.
+        for _ in range(_SETTLE_TURNS):
+            await asyncio.sleep(0)
 
     # --- listening -----------------------------------------------------------------------------------------
 
@@ -189,6 +189,13 @@ class ServedAgent:
             if self._registry is None:
                 return  # closed by other code, which has done all of this
             self.draining = True
+            self._runtime.emit(
+                RegistrationChanged(
+                    agent_id=self._identity.agent_id,
+                    status="draining",
+                    detail=f"leaving within {self._runtime.config.serving.drain_s:g} s; a second signal hurries",
+                )
+            )
             await drain(
                 app=app,
                 withdraw=self._withdraw,
@@ -238,9 +245,3 @@ class ServedAgent:
             emit=self._runtime.emit,
             on_lifespan=on_lifespan,
         )
-
-
-async def _turns() -> None:
-    """Give every task that can run its turn, a few times over."""
-    for _ in range(_SETTLE_TURNS):
-        await asyncio.sleep(0)

@@ -168,15 +168,18 @@ async def test_mounted_in_fastapi_it_lives_with_the_hosts_lifespan() -> None:
     assert order == ["host up", "host down"]
 
 
-async def test_mounted_without_the_lifespan_it_refuses_loudly() -> None:
+async def test_mounted_without_the_lifespan_it_refuses_loudly(caplog: pytest.LogCaptureFixture) -> None:
     """S03, the other half."""
     agent = ReachClient(handlers=[retrieve], registry=MemoryRegistry(), advertise="http://127.0.0.1:1/agent")
     app = FastAPI()
     app.mount("/agent", agent.asgi())
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://host") as client:
         answer = await client.post("/agent/invoke", json={})
+        await client.post("/agent/invoke", json={})
     assert answer.status_code == 503
     assert answer.json()["error"]["type"] == "NotStarted"
+    # In the host's own log, too, and once.
+    assert caplog.text.count("enter the client in the host's lifespan") == 1
     assert "host's lifespan" in answer.json()["error"]["message"]
 
 

@@ -26,7 +26,7 @@ from agent_reach.events import (
 
 __all__ = ["LogObserver"]
 
-_GOOD_NEWS = {"connected", "registered", "withdrawn"}
+_GOOD_NEWS = {"connected", "registered", "draining", "withdrawn"}
 
 
 class LogObserver:
@@ -34,10 +34,14 @@ class LogObserver:
 
     def __init__(self) -> None:
         self._loggers: dict[str, Any] = {}
+        # What is known to be in trouble: the end of it is told as loudly as its beginning.
+        self._in_trouble: set[tuple[type[Event], str]] = set()
 
     def on_event(self, event: Event) -> None:
         """Log the event at the level that its kind deserves; costs next to nothing if that level is off."""
         name, level, text = _describe(event)
+        if isinstance(event, RegistryChanged | RegistrationChanged):
+            level = self._level_of_change(event, level)
         if not self._structlog_configured() and not logging.getLogger(name).isEnabledFor(level):
             return
         fields = {field.name: getattr(event, field.name) for field in dataclasses.fields(event)}
@@ -48,6 +52,16 @@ class LogObserver:
             shown["exc_info"] = error
         # By name: not every structlog logger has `log(level, …)`.
         getattr(self._logger(name), logging.getLevelName(level).lower())(text, **shown)
+
+    def _level_of_change(self, event: RegistryChanged | RegistrationChanged, level: int) -> int:
+        about = event.address if isinstance(event, RegistryChanged) else event.agent_id
+        key = (type(event), about)
+        if level >= logging.WARNING:
+            self._in_trouble.add(key)
+        elif key in self._in_trouble:
+            self._in_trouble.discard(key)
+            return logging.WARNING
+        return level
 
     @staticmethod
     def _structlog_configured() -> bool:

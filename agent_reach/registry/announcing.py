@@ -196,7 +196,7 @@ class Announcer:
         match outcome:
             case Created():
                 self._written_under = self._lease
-                return self._settled()
+                return self._settled(info)
             case Occupied():
                 return self._occupied(info, outcome, asked_at)
             case _:
@@ -213,10 +213,11 @@ class Announcer:
             raise LeaseLost("it ended before it was renewed")
         self._renewed_at = at
 
-    def _settled(self) -> float:
+    def _settled(self, info: AgentInfo) -> float:
         self._holder = None
         if self._status != "registered":
-            self._tell("registered", "", event="registered")
+            names = ", ".join(capability.name for capability in info.capabilities)
+            self._tell("registered", f"at {info.endpoint.url} in {info.namespace!r}: {names}", event="registered")
         return self._config.lease_ttl_s / 3
 
     def _failed(self, error: ReachError) -> float:
@@ -236,7 +237,7 @@ class Announcer:
         try:
             holder = AgentInfo.from_bytes(outcome.holder.value)
             if holder.incarnation == info.incarnation:
-                return min(self._settled(), self._own_entry_seen())
+                return min(self._settled(info), self._own_entry_seen())
             where = f"the process at {holder.endpoint.url}"
         except ValueError:
             where = "a process whose record can't be read"

@@ -120,6 +120,16 @@ class Watcher:
         if view.status == "starting" and view.error is not None:
             raise view.error
 
+    async def first_attempt(self) -> None:
+        """Return once the first list was applied or has failed; `view` tells which.
+
+        A registry does either within its own request timeout.
+        """
+        await self._changed.wait_for(
+            lambda: self._stopped or self._view.status != "starting" or self._view.error is not None or None,
+            self._clock,
+        )
+
     # --- hosted -------------------------------------------------------------------------------------------
 
     @property

@@ -81,7 +81,7 @@ class Explanation:
 
     def __str__(self) -> str:
         total = len(self.candidates) + len(self.excluded)
-        age = "never confirmed" if self.age_s is None else f"{self.age_s:.1f} s old"
+        age = "not loaded yet" if self.age_s is None else f"{self.age_s:.1f} s old"
         flags = [f"index {age}{', stale' if self.stale else ''}", f"risk {self.risk.value}"]
         if self.deprecated:
             flags.append("answered by a newer version (soft alias)")

@@ -53,7 +53,8 @@ def _mended(name: object) -> str:
     if not isinstance(name, str):
         return ""
     text = re.sub(r"[^a-z0-9._-]+", "_", name.strip().lower()).strip("._-")
-    for candidate in (text, f"{text}.v1"):
+    last = text.rpartition(".")[2]
+    for candidate in (text, text if _VERSION.fullmatch(last) else f"{text}.v1"):
         if len(candidate) <= _MAX_LENGTH and _NAME.fullmatch(candidate):
             return f". Did you mean {candidate!r}?"
     return ""

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from agent_reach import codec
 from agent_reach.config import ServingConfig
-from agent_reach.events import Event
+from agent_reach.events import Event, RegistrationChanged
 from agent_reach.handlers import HandlerSpec
 from agent_reach.model import ErrorInfo
 from agent_reach.ports import Clock
@@ -61,6 +61,8 @@ class ReachApp:
         self.loop: asyncio.AbstractEventLoop | None = None
         self._config = config
         self._clock = clock
+        self._emit = emit
+        self._complained = False
         self._on_lifespan = on_lifespan or (self._start, self.stop)
         self._identity = {"agent_id": agent_id, "incarnation": incarnation, "namespace": namespace}
         self._capabilities = codec.dumps({**self._identity, "capabilities": [_described(spec) for spec in specs]})
@@ -171,13 +173,16 @@ class ReachApp:
 
     async def _invoke(self, headers: Mapping[bytes, bytes], receive: Receive, received: float) -> Response | None:
         if self.state in ("starting", "stopped"):
-            return self._refuse(
-                503,
-                "NotStarted",
+            text = (
                 f"{self._identity['agent_id']} isn't serving ({self.state}): its ReachClient must be open. A "
-                "mounted app has no lifespan of its own; enter the client in the host's lifespan",
-                retryable=True,
+                "mounted app has no lifespan of its own; enter the client in the host's lifespan"
             )
+            if self.state == "starting" and not self._complained:
+                # Nobody may ever look at the answers of an agent that isn't registered.
+                self._complained = True
+                agent_id = self._identity["agent_id"]
+                self._emit(RegistrationChanged(agent_id=agent_id, status="waiting", detail=text))
+            return self._refuse(503, "NotStarted", text, retryable=True)
         if headers.get(b"content-type", b"").partition(b";")[0].strip().lower() != b"application/json":
             return self._refuse(415, "UnsupportedMediaType", "the content-type must be application/json")
         if headers.get(b"content-encoding", b"identity").strip().lower() != b"identity":

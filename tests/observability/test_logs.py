@@ -130,3 +130,12 @@ def test_a_structlog_set_up_without_standard_logging_gets_every_line(capsys: pyt
     assert "request_id='r1'" in out
     assert "outcome='ValueError'" in out
     assert "exc_info=ValueError('x')" in out
+
+
+def test_the_end_of_trouble_is_told_as_loudly_as_its_beginning(caplog: pytest.LogCaptureFixture) -> None:
+    """Where only warnings are seen, the last word must not stay "lost"."""
+    caplog.set_level(logging.WARNING)
+    observer = LogObserver()
+    for status in ("connected", "lost", "connected", "connected"):
+        observer.on_event(RegistryChanged(address="etcd://h:1", status=status))
+    assert [record.getMessage().split()[1] for record in caplog.records] == ["lost", "connected"]

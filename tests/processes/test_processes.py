@@ -98,6 +98,15 @@ async def test_an_agent_is_found_called_and_gone_after_sigterm(agents: Agents) -
             await reach.call("echo.say.v1", {"text": "hello"})
 
 
+async def test_a_client_knows_who_is_there_from_the_moment_it_is_open(agents: Agents) -> None:
+    agents.start()
+    async with agents.client() as reach:
+        await reach.wait_for("echo.say.v1", timeout=20)
+    async with agents.client() as reach:
+        assert len(reach.agents("echo.say.v1")) == 1
+        assert "1 of 1 instances usable" in str(reach.explain("echo.say.v1"))
+
+
 class Load:
     """Calls at a steady rate in the background; keeps what came of each."""
 

@@ -31,6 +31,12 @@ def test_a_near_miss_is_mended_in_the_message(wrong: str, mended: str) -> None:
         check_capability(wrong)
 
 
+def test_what_lacks_an_action_gets_no_absurd_advice() -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_capability("price.v1")
+    assert "Did you mean" not in str(caught.value)
+
+
 def test_an_alias_is_another_version_of_the_same_name() -> None:
     assert alias_target("knowledge.retrieve.v2", "v1") == "knowledge.retrieve.v1"
     for wrong in ["v2", "knowledge.retrieve.v1", "1", ""]:
