@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 import secrets
@@ -9,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, assert_never
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, PydanticUndefinedAnnotation, PydanticUserError, TypeAdapter, ValidationError
 
 from agent_reach import codec
 from agent_reach.config import RetryConfig
@@ -66,6 +67,12 @@ class CallOptions:
             )
         if self.retry is not None and not isinstance(self.retry, RetryConfig):
             raise ConfigError(f"retry={self.retry!r} must be a RetryConfig, like RetryConfig(max_attempts=1)")
+        if self.fallback is not None and not callable(self.fallback):
+            raise ConfigError(f"fallback={self.fallback!r} must be a function that takes the error")
+        if self.metadata is not None and not isinstance(self.metadata, Mapping):
+            raise ConfigError(f"metadata={self.metadata!r} must be a dict of text")
+        if self.response_model is not None:
+            _adapter(self.response_model)
         for name in ("agent_id", "context_id", "idempotency_key"):
             value = getattr(self, name)
             if value is not None and not (_is_text(value) and 0 < len(value) <= 256):
@@ -123,7 +130,7 @@ class Caller:
             session = CallSession(
                 plan, self._knowledge.index.lookup, self._config, self._knowledge.scorer, self._rng
             )
-            reply = await self._run(session, call, started)
+            reply = await self._run(session, call, started, pinned=options.agent_id)
             if options.response_model is not None:
                 reply = _typed(reply, options.response_model, call)
             outcome = "ok"
@@ -139,16 +146,24 @@ class Caller:
         finally:
             self._call_ended(call, session, started, outcome)
 
-    async def _run(self, session: CallSession, call: OutgoingCall, started: float) -> Reply[Any]:
-        waited = False
+    async def _run(
+        self, session: CallSession, call: OutgoingCall, started: float, *, pinned: str | None
+    ) -> Reply[Any]:
+        # Those who can go to the same instances wait in one queue; who comes while others wait goes behind them.
+        queue = (call.target_capability, pinned)
+        woken = False
+        if self._places.crowded(queue):
+            woken = await self._places.wait(queue, self._config.timeouts.connect_s)
         while True:
             step = session.next(self._clock.now())
+            if woken and not (isinstance(step, Wait) and step.until_place):
+                # It goes, so there may be room for more; or it ends, and the place is the next one's.
+                self._places.freed()
             match step:
                 case Send():
-                    if waited:
-                        self._places.freed()
                     # Whatever ends the attempt, a cancellation too, gives its permit back.
                     outcome: Outcome = Cancelled()
+                    woken = False
                     try:
                         outcome = await self._attempt(step, call)
                     finally:
@@ -156,8 +171,7 @@ class Caller:
                         self._tell_breakers(session, call.target_capability)
                         self._places.freed()
                 case Wait(seconds, until_place=True):
-                    waited = True
-                    await self._places.wait(call.target_capability, seconds)
+                    woken = await self._places.wait(queue, seconds, again=woken)
                 case Wait(seconds):
                     await self._clock.sleep(seconds)
                 case Return(reply, attempts):
@@ -221,19 +235,18 @@ class Caller:
         limit = self._config.serving.max_body_bytes
         if payload is None:
             return b"{}"
-        if isinstance(payload, BaseModel):
-            payload = payload.model_dump(mode="json")
-        if not isinstance(payload, Mapping) or not all(isinstance(key, str) for key in payload):
-            problem = f"must be a dict with string keys or a pydantic model, not {type(payload).__name__}"
-        else:
-            try:
-                body = codec.dumps(dict(payload))
-            except ValueError as error:
-                problem = f"has no JSON form: {error}"
+        try:
+            if isinstance(payload, BaseModel):
+                payload = payload.model_dump(mode="json")
+            if not isinstance(payload, Mapping) or not all(isinstance(key, str) for key in payload):
+                problem = f"must be a dict with string keys or a pydantic model, not {type(payload).__name__}"
             else:
+                body = codec.dumps(dict(payload))
                 if len(body) <= limit:
                     return body
                 problem = f"is {len(body)} bytes long, the limit is {limit} (ServingConfig.max_body_bytes)"
+        except Exception as error:  # noqa: BLE001 - foreign code: a model's serialiser, or a mapping of the caller's
+            problem = f"has no JSON form: {error}"
         raise InvalidPayload(
             f"the payload of {call.target_capability} {problem}. Nothing was sent",
             capability=call.target_capability,
@@ -317,10 +330,33 @@ def _caller() -> CallContext | None:
     return None if context is None or context.serving.over else context
 
 
+def _adapter(response_model: Any) -> TypeAdapter[Any]:
+    """The checker of an expected answer; raise ConfigError for what is no type, before anything is sent."""
+    try:
+        return _cached_adapter(response_model)
+    except TypeError:  # an annotation that can't be hashed
+        return _new_adapter(response_model)
+
+
+def _new_adapter(response_model: Any) -> TypeAdapter[Any]:
+    try:
+        adapter: TypeAdapter[Any] = TypeAdapter(response_model)
+        # A name that isn't defined yet: pydantic would only say so once the answer is there.
+        if not getattr(adapter, "pydantic_complete", True):
+            adapter.rebuild()
+    except (PydanticUserError, PydanticUndefinedAnnotation, NameError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(f"response_model={response_model!r} is no type that can be checked: {reason}") from None
+    return adapter
+
+
+_cached_adapter = functools.lru_cache(maxsize=256)(_new_adapter)
+
+
 def _typed(reply: Reply[Any], response_model: Any, call: OutgoingCall) -> Reply[Any]:
     """Check the data against what the caller expects, and convert it."""
     try:
-        data = TypeAdapter(response_model).validate_python(reply.data)
+        data = _adapter(response_model).validate_python(reply.data)
     except ValidationError as error:
         problems = "; ".join(f"{field}: {reason}" for field, reason in problems_of(error))
         raise InvalidReply(

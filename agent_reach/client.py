@@ -115,6 +115,7 @@ class ReachClient:
         self._caller = Caller(self.agent_id, self.namespace, knowledge=self._knowledge, runtime=runtime)
         self._served = ServedAgent(self._identity, specs, knowledge=self._knowledge, runtime=runtime)
         self._home: _Home | None = None
+        self._opening: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._was_closed = False
 
@@ -140,13 +141,17 @@ class ReachClient:
         self._home = _Home.here()
         if self._was_closed and self._registry_url is not None:
             self._registry = open_registry(self._registry_url, self._config.registry, self._clock)
+        self._opening = asyncio.get_running_loop().create_task(self._open_parts())
         try:
-            await self._knowledge.open(self._registry)
-            await self._served.open(self._registry)
+            await self._opening
         except BaseException:
             await self.aclose()
             raise
         return self
+
+    async def _open_parts(self) -> None:
+        await self._knowledge.open(self._registry)
+        await self._served.open(self._registry)
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
@@ -157,11 +162,20 @@ class ReachClient:
         """Withdraw, stop watching, close connections. Safe to call twice, and finished even if it is cancelled."""
         if self._home is None:
             return
+        if self._home.pid != os.getpid():
+            # All that could be closed is the parent's, sockets and threads alike: leave it alone.
+            self._home = None
+            return
+        self._require_home()
         if self._closing is None:
             self._closing = asyncio.get_running_loop().create_task(self._close())
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
+        if self._opening is not None and not self._opening.done():
+            # Both would have their hands on the same parts.
+            self._opening.cancel()
+            await asyncio.wait([self._opening])
         try:
             async with AsyncExitStack() as steps:
                 if self._registry_url is not None:
@@ -172,7 +186,7 @@ class ReachClient:
                 await self._served.close()
         finally:
             self._was_closed = True
-            self._home = self._closing = None
+            self._home = self._closing = self._opening = None
 
     def asgi(self) -> ReachApp:
         """Return the ASGI app that serves the handlers, to mount in FastAPI or Starlette or to run bare.
@@ -330,10 +344,14 @@ class ReachClient:
             raise ClientNotOpen(
                 f"ReachClient {self.agent_id} isn't open: use it inside `async with ReachClient(...) as reach:`"
             )
+        self._require_home()
+
+    def _require_home(self) -> None:
         if self._home != _Home.here():
             raise ClientNotOpen(
-                f"ReachClient {self.agent_id} was opened in another process or event loop, where its watch and its "
-                "connections live: open one in each (after a fork, in each worker)"
+                f"ReachClient {self.agent_id} is used in another process, event loop or thread than where it was "
+                "opened, and where its watch and its connections live: open one in each (after a fork, in each "
+                "worker; in plain threads, a SyncReachClient)"
             )
 
     def _dialer_for(self, url: str) -> Dialer:

@@ -94,6 +94,9 @@ class ReachError(Exception):
         self.capability = capability
         self.request_id = request_id
         self.attempts = attempts
+        # True if only the call tree's purse of retries stood in the way of another attempt: a hop further up that
+        # still has some may repeat the whole.
+        self.starved = False
 
     def __str__(self) -> str:
         if len(self.attempts) < 2:

@@ -93,6 +93,7 @@ class Knowledge:
         try:
             await self._watcher.wait_loaded(min(timeout_s, self._runtime.config.timeouts.discovery_s))
         except ReachError as error:
+            self._require_open()
             error.capability, error.request_id = call.get("capability"), call.get("request_id")
             raise
 

@@ -104,10 +104,15 @@ def _check_host(url: str, parts: SplitResult) -> None:
 
 # Enough to mend a payload by; a list of a million wrong items must not come back as a million reasons.
 _MOST_PROBLEMS = 20
+# pydantic can only list all of them at once, at 3 us each.
+_MOST_LISTED = 1000
 
 
 def problems_of(error: ValidationError) -> tuple[tuple[str, str], ...]:
     """List a pydantic error as (field, reason) pairs, the first 20, without the values: they may be secrets."""
+    count = error.error_count()
+    if count > _MOST_LISTED:
+        return (("(whole)", f"{count} problems, too many to list"),)
     found = error.errors(include_url=False, include_context=False, include_input=False)
     told = [(".".join(map(str, e["loc"])) or "(whole)", e["msg"]) for e in found[:_MOST_PROBLEMS]]
     if len(found) > _MOST_PROBLEMS:

@@ -59,6 +59,7 @@ class Registration:
             emit=runtime.emit,
         )
         self._task: asyncio.Task[None] | None = None
+        self._withdrawn = False
 
     @property
     def state(self) -> RegistrationState:
@@ -80,7 +81,10 @@ class Registration:
         return self._task
 
     async def withdraw(self) -> None:
-        """Take the entry out, or see to it that it never comes. Bounded, and safe to call twice."""
+        """Take the entry out, or see to it that it never comes. Bounded; a second call does nothing."""
+        if self._withdrawn:
+            return
+        self._withdrawn = True
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

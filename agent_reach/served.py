@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
+import copy
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 
@@ -46,7 +46,6 @@ class ServedAgent:
         self._registration: Registration | None = None
         self._registering: asyncio.Task[None] | None = None
         self._is_mounted = False
-        self._incarnation = ""
         self._stop: asyncio.Event | None = None
         self.draining = False
 
@@ -62,6 +61,7 @@ class ServedAgent:
         """
         self._registry = registry
         self._registration = None
+        self._stop = None
         self.draining = False
         if not self._specs:
             return
@@ -110,6 +110,13 @@ class ServedAgent:
                 "advertise='http://10.0.0.7:8000/agents' (or AGENT_REACH_ADVERTISE)"
             )
 
+        if self._is_mounted and self._app is not None:
+            return self._app
+        if self._registry is not None or self._identity.listen is not None:
+            raise ConfigError(
+                "asgi() is for a server of your own: call it before the client is opened, and leave listen= out"
+            )
+
         async def startup() -> None:
             if self._registry is None:
                 await enter()
@@ -117,11 +124,8 @@ class ServedAgent:
         async def shutdown() -> None:
             await leave()
 
-        if self._app is None or not self._is_mounted:
-            self._app = self._new_app(on_lifespan=(startup, shutdown))
-            self._is_mounted = True
-            if self._registry is not None:
-                self._start_mounted(self._registry)
+        self._is_mounted = True
+        self._app = self._new_app(on_lifespan=(startup, shutdown))
         return self._app
 
     def _start_mounted(self, registry: Registry) -> None:
@@ -174,6 +178,8 @@ class ServedAgent:
             raise ConfigError(
                 "serve_forever() needs listen='host:port' (or AGENT_REACH_LISTEN), like '0.0.0.0:9101'"
             )
+        if self._stop is not None:
+            raise ConfigError("serve_forever() was called already: it serves, or has drained; open the client anew")
         stop, hurry = asyncio.Event(), asyncio.Event()
         app, server = self._app, self._server
         self._stop = stop
@@ -181,8 +187,9 @@ class ServedAgent:
             stopped = asyncio.ensure_future(stop.wait())
             try:
                 await asyncio.wait({stopped, self._registering}, return_when=asyncio.FIRST_COMPLETED)
-                if not stop.is_set() and self.registration.status == "refused" and self.registration.error:
-                    raise self.registration.error
+                refused = self.registration.status == "refused"
+                if refused and self.registration.error is not None and not stop.is_set():
+                    raise copy.copy(self.registration.error)
                 await stopped
             finally:
                 stopped.cancel()
@@ -214,11 +221,12 @@ class ServedAgent:
     def _register(self, endpoint: Endpoint, registry: Registry) -> Registration:
         if self._registry is None:
             raise ClientNotOpen(f"ReachClient {self._identity.agent_id} was closed while it was being opened")
+        assert self._app is not None
         self._registration = Registration(
             self._identity,
             self._specs,
             endpoint,
-            self._incarnation,
+            self._app.incarnation,
             registry=registry,
             knowledge=self._knowledge,
             runtime=self._runtime,
@@ -232,11 +240,8 @@ class ServedAgent:
     def _new_app(
         self, on_lifespan: tuple[Callable[[], Awaitable[None]], Callable[[], Awaitable[None]]] | None = None
     ) -> ReachApp:
-        # New at every start: what callers learnt of an earlier one says nothing of this.
-        self._incarnation = secrets.token_hex(8)
         return ReachApp(
             agent_id=self._identity.agent_id,
-            incarnation=self._incarnation,
             namespace=self._identity.namespace,
             specs=self._specs,
             config=self._runtime.config.serving,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextvars
+import logging
 import os
 import threading
 from collections.abc import Callable, Coroutine, Mapping
@@ -21,6 +22,11 @@ from agent_reach.routing.explain import Explanation, Route
 
 __all__ = ["SyncReachClient"]
 
+_log = logging.getLogger("agent_reach.calls")
+
+# For tasks to end once they are cancelled; a handler that ignores that must not keep its client from closing.
+_CLEANUP_S = 1.0
+
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -28,8 +34,9 @@ R = TypeVar("R")
 class SyncReachClient:
     """`ReachClient` without `await`: takes the same arguments and runs it on an event loop in its own thread.
 
-    Use it as `with SyncReachClient(...) as reach`. Any number of threads may call at once. It serves handlers to
-    this process only, on a memory registry; an agent for others is `ReachClient(...).run()`, sync handlers and all.
+    Use it as `with SyncReachClient(...) as reach`. Any number of threads may call at once. Handlers are served
+    while it is open, on `listen` or (memory registry) in this process; for a program that does nothing else there
+    is `ReachClient(...).run()`, sync handlers and all.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -37,6 +44,7 @@ class SyncReachClient:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pid = os.getpid()
         self._thread: threading.Thread | None = None
+        self._handing_over = threading.Lock()
 
     def __repr__(self) -> str:
         return f"<Sync{repr(self._client)[1:]}"
@@ -82,6 +90,8 @@ class SyncReachClient:
             return
         try:
             self._wait(self._client.aclose)
+        except ClientNotOpen:
+            return  # another thread was faster
         finally:
             self._stop()
 
@@ -167,12 +177,11 @@ class SyncReachClient:
         async def run_in_context() -> R:
             return await asyncio.get_running_loop().create_task(start(), context=context)
 
-        coroutine = run_in_context()
-        try:
-            future = asyncio.run_coroutine_threadsafe(coroutine, loop)
-        except RuntimeError:
-            coroutine.close()
-            raise self._closed_meanwhile() from None
+        # Under the lock: what is handed to a loop that has been told to stop is never finished.
+        with self._handing_over:
+            if self._loop is not loop:
+                raise self._closed_meanwhile()
+            future = asyncio.run_coroutine_threadsafe(run_in_context(), loop)
         try:
             return future.result()
         except concurrent.futures.CancelledError:
@@ -185,10 +194,12 @@ class SyncReachClient:
         return ClientNotOpen(f"SyncReachClient {self.agent_id} was closed while it was being used")
 
     def _stop(self) -> None:
-        loop, self._loop = self._loop, None
+        with self._handing_over:
+            loop, self._loop = self._loop, None
+            if loop is not None:
+                loop.call_soon_threadsafe(loop.stop)
         if loop is not None and self._thread is not None:
-            loop.call_soon_threadsafe(loop.stop)
-            self._thread.join()
+            self._thread.join(_CLEANUP_S + 1.0)
 
 
 def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
@@ -198,7 +209,10 @@ def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
         pending = asyncio.all_tasks(loop)
         for task in pending:
             task.cancel()
-        loop.run_until_complete(asyncio.gather(*pending, return_exceptions=True))
+        if pending:
+            _, stubborn = loop.run_until_complete(asyncio.wait(pending, timeout=_CLEANUP_S))
+            for task in stubborn:
+                _log.error("left behind, for it ignores its cancellation: %s", task.get_name())
         loop.run_until_complete(loop.shutdown_asyncgens())
     finally:
         asyncio.set_event_loop(None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import subprocess
 import sys
@@ -35,6 +36,7 @@ from agent_reach import (
     RetryConfig,
     Risk,
     SchemaConflict,
+    Unauthorized,
     register_agent,
 )
 from agent_reach.context import current_call
@@ -720,12 +722,48 @@ async def test_a_client_is_of_no_use_on_a_second_event_loop() -> None:
             await reach.call(CAPABILITY, {"query": "x"})
 
         def run() -> None:
-            with pytest.raises(ClientNotOpen, match="another process or event loop"):
+            with pytest.raises(ClientNotOpen, match="another process, event loop or thread"):
                 asyncio.run(elsewhere())
-            with pytest.raises(ClientNotOpen, match="another process or event loop"):
+            with pytest.raises(ClientNotOpen, match="another process, event loop or thread"):
                 _ = reach.state
 
         await asyncio.to_thread(run)
+
+
+async def test_closing_while_opening_leaves_nothing_behind() -> None:
+    for turns in range(40):
+        registry = MemoryRegistry(ManualClock())
+        reach = ReachClient("kb-1", handlers=[retrieve], registry=registry)
+        opening = asyncio.ensure_future(reach.__aenter__())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await reach.aclose()
+        await asyncio.gather(opening, return_exceptions=True)
+        await reach.aclose()
+        assert registry.apps == {}, turns
+        assert registry.list("default").records == (), turns
+
+
+async def test_a_client_that_is_opened_again_learns_anew_though_the_store_began_anew() -> None:
+    registry = MemoryRegistry()
+    put(registry, *(agent(f"a{n}") for n in range(5)))
+    reach = ReachClient(registry=registry, dialer=Script(good))
+    async with reach:
+        assert len(reach.agents()) == 5
+    registry.wipe()
+    put(registry, agent("b"))
+    async with reach:
+        assert [info.agent_id for info in reach.agents()] == ["b"]
+
+
+async def test_each_caller_is_given_an_error_of_its_own() -> None:
+    registry = MemoryRegistry(ManualClock())
+    registry.fail_next("list", Unauthorized("who are you?"), times=100)
+    async with ReachClient(registry=registry) as reach:
+        names = [f"a.b.v{n}" for n in range(3)]
+        calls = [reach.call(name) for name in names]
+        errors = await asyncio.gather(*calls, return_exceptions=True)
+    assert [error.capability for error in errors if isinstance(error, Unauthorized)] == names
 
 
 async def test_each_opening_is_a_new_incarnation() -> None:
@@ -838,6 +876,37 @@ async def test_a_fault_of_this_process_is_tried_once_and_booked_on_nobody() -> N
 
 @pytest.mark.parametrize(
     "keywords",
+    [{"response_model": object()}, {"response_model": "Nope"}, {"fallback": 5}, {"metadata": ["x"]}],
+)
+async def test_an_argument_of_the_wrong_kind_is_refused_before_anything_is_sent(keywords: dict[str, Any]) -> None:
+    registry = MemoryRegistry()
+    put(registry, agent("a", idempotent=False))
+    script = Script(good)
+    async with ReachClient(registry=registry, dialer=script) as reach:
+        with pytest.raises(ConfigError, match=next(iter(keywords))):
+            await reach.call(CAPABILITY, **keywords)
+    assert script.requests == []
+
+
+async def test_a_payload_that_fails_to_serialise_itself_is_an_invalid_payload() -> None:
+    class Odd(BaseModel):
+        value: Any
+
+    class Raising(dict[str, Any]):
+        def keys(self) -> Any:
+            raise RuntimeError("no keys today")
+
+        def __iter__(self) -> Any:
+            raise RuntimeError("no keys today")
+
+    async with ReachClient(handlers=[retrieve], registry=MemoryRegistry()) as reach:
+        for payload in (Odd(value=object()), Odd(value=b"\xff"), Raising(a=1)):
+            with pytest.raises(InvalidPayload, match="no JSON form"):
+                await reach.call(CAPABILITY, payload)
+
+
+@pytest.mark.parametrize(
+    "keywords",
     [{"metadata": {"a": "\ud800"}}, {"idempotency_key": "\ud800"}, {"context_id": "x" * 300}, {"timeout": 1e306}],
 )
 async def test_text_that_cannot_be_sent_is_refused_by_name(keywords: dict[str, Any]) -> None:
@@ -862,6 +931,61 @@ async def test_a_burst_on_a_small_agent_waits_for_places_and_loses_nothing() -> 
         replies = await asyncio.gather(*(reach.call("small.work.v1", timeout=5) for _ in range(500)))
     assert {reply.data for reply in replies} == {"done"}
     assert {len(reply.attempts) for reply in replies} == {1}
+
+
+async def test_calls_that_wait_come_before_those_that_come_later() -> None:
+    """Loops that call again and again never starve who has been waiting: first come first served."""
+    clock = ManualClock()
+    registry = MemoryRegistry(clock)
+    put(registry, agent("a").model_copy(update={"max_concurrency": 1}))
+    order: list[str] = []
+
+    async def answer(request: DialRequest) -> Answer:
+        await clock.sleep(0.01)
+        return good(request)
+
+    async with ReachClient(registry=registry, dialer=Script(answer)) as reach:
+
+        async def one(name: str) -> None:
+            await reach.call(CAPABILITY)
+            order.append(name)
+
+        async def again() -> None:
+            for _ in range(20):
+                await one("loop")
+
+        looping = asyncio.ensure_future(again())
+        await clock.settle()
+        waiting = [asyncio.ensure_future(one("waiting")) for _ in range(3)]
+        await clock.advance(1)
+        await asyncio.gather(looping, *waiting)
+    assert order[:7].count("waiting") == 3
+
+
+async def test_a_healthy_instance_is_used_as_soon_as_it_has_room_though_another_is_shut_out() -> None:
+    clock = ManualClock()
+    registry = MemoryRegistry(clock)
+    put(registry, agent("a").model_copy(update={"max_concurrency": 1}), agent("b"))
+    release = asyncio.Event()
+
+    async def act(request: DialRequest) -> DialResult:
+        if b'"target_agent":"b"' in request.body:
+            return MaybeExecuted("reset")
+        await release.wait()
+        return good(request)
+
+    async with ReachClient(registry=registry, dialer=Script(act)) as reach:
+        for _ in range(5):
+            with pytest.raises(NoHealthyAgent):
+                await reach.call(CAPABILITY, agent_id="b", retry=RetryConfig(max_attempts=1))
+        first = asyncio.ensure_future(reach.call(CAPABILITY))
+        await clock.settle()
+        second = asyncio.ensure_future(reach.call(CAPABILITY, timeout=60))
+        await clock.advance(1.5)
+        release.set()
+        await clock.settle()
+        assert first.done()
+        assert second.done()
 
 
 async def test_a_full_capability_leaves_the_others_of_its_agent_alone() -> None:
@@ -917,4 +1041,32 @@ async def test_a_chain_of_agents_over_a_failing_leaf_runs_it_three_times_at_the_
             runs = 0
             with pytest.raises(RemoteError):
                 await reach.call(root)
-            assert 1 <= runs <= 3
+            assert runs == 3
+
+
+async def test_a_failing_leaf_is_passed_over_however_deep_it_lies() -> None:
+    registry = MemoryRegistry()
+    async with ReachClient("me", registry=registry) as reach, contextlib.AsyncExitStack() as agents:
+
+        def leaf(works: bool) -> Any:
+            @register_agent("deep.leaf.v1", idempotent=True)
+            async def run() -> str:
+                if not works:
+                    raise ValueError("down")
+                return "fine"
+
+            return run
+
+        def hop(name: str, below: str) -> Any:
+            @register_agent(name, idempotent=True)
+            async def forward() -> Any:
+                return (await reach.call(below)).data
+
+            return forward
+
+        names = ["deep.leaf.v1", *(f"deep.hop{n}.v1" for n in range(1, 5))]
+        hops = [hop(above, below) for below, above in itertools.pairwise(names)]
+        for handler in (leaf(True), leaf(False), *hops):
+            await agents.enter_async_context(ReachClient(handlers=[handler], registry=registry))
+        for name in names:
+            assert (await reach.call(name)).data == "fine", name

@@ -362,3 +362,53 @@ async def test_asking_for_the_app_again_gives_the_same_and_registers_once() -> N
         await until(lambda: reach.agents() == ())
         await asyncio.sleep(0)
         assert registry.list("default").records == ()
+
+
+async def test_the_app_is_asked_for_before_opening_and_not_beside_a_server_of_our_own() -> None:
+    registry = MemoryRegistry()
+    async with ReachClient(handlers=[retrieve], registry=registry, advertise="http://127.0.0.1:1") as open_already:
+        with pytest.raises(ConfigError, match="before the client is opened"):
+            open_already.asgi()
+    listening = ReachClient(
+        handlers=[retrieve], registry=registry, listen="127.0.0.1:0", advertise="http://127.0.0.1:1"
+    )
+    with pytest.raises(ConfigError, match="leave listen= out"):
+        listening.asgi()
+
+
+async def test_serving_twice_is_refused() -> None:
+    async with ReachClient(handlers=[retrieve], registry=MemoryRegistry(), listen="127.0.0.1:0") as kb:
+        serving = asyncio.ensure_future(kb.serve_forever())
+        await until(lambda: kb.state.registered)
+        with pytest.raises(ConfigError, match="called already"):
+            await kb.serve_forever()
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+
+
+def test_a_mounted_agent_works_again_each_time_its_host_starts() -> None:
+    """Two test clients of one application module, or any restart of a lifespan; each in a loop of its own."""
+
+    @register_agent("slow.work.v1")
+    async def work() -> str:
+        await asyncio.sleep(0.01)
+        return "done"
+
+    agent = ReachClient("kb-1", handlers=[work], registry="memory://mounted-twice", advertise="http://127.0.0.1:1")
+    app = agent.asgi()
+    incarnations = set()
+
+    async def once() -> None:
+        transport = httpx.ASGITransport(app=app)  # type: ignore[arg-type]
+        async with agent, httpx.AsyncClient(transport=transport, base_url="http://kb") as client:
+            incarnations.add((await client.get("/health")).json()["incarnation"])
+            body = {
+                "protocol": "reach/1", "request_id": "r", "trace_id": "a" * 32, "from_agent": "me",
+                "namespace": "default", "target_capability": "slow.work.v1", "target_agent": "kb-1",
+                "payload": {}, "ttl_ms": 5000,
+            }  # fmt: skip
+            assert (await client.post("/invoke", json=body)).json()["data"] == "done"
+
+    for _ in range(2):
+        asyncio.run(once())
+    assert len(incarnations) == 2

@@ -155,3 +155,33 @@ def test_threads_that_call_while_it_is_closed_are_told_so() -> None:
     for thread in threads:
         thread.join(10)
     assert len(caught) == 5
+
+
+def test_closing_is_bounded_though_a_handler_ignores_its_cancellation(caplog: pytest.LogCaptureFixture) -> None:
+    release = threading.Event()
+
+    @register_agent("deaf.work.v1")
+    async def deaf() -> None:
+        while not release.is_set():
+            try:
+                await asyncio.sleep(0.05)
+            except asyncio.CancelledError:
+                continue
+
+    reach = SyncReachClient(handlers=[deaf], registry=MemoryRegistry())
+    reach.__enter__()
+    with pytest.raises(ReachError):
+        reach.call("deaf.work.v1", timeout=0.1)
+    began = time.monotonic()
+    reach.close()
+    assert time.monotonic() - began < 8
+    assert "ignores its cancellation" in caplog.text
+    release.set()
+
+
+def test_any_number_of_threads_may_close_it() -> None:
+    for _ in range(20):
+        reach = SyncReachClient(registry=MemoryRegistry())
+        reach.__enter__()
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda _, reach=reach: reach.close(), range(4)))

@@ -113,7 +113,14 @@ def _level(good: bool) -> int:
 
 
 def _short(value: Any) -> Any:
-    return round(value, 3) if isinstance(value, float) else value
+    """A value as it may stand in a line: some come from peers or from registry keys, and must not begin lines of
+    their own.
+    """
+    if isinstance(value, float):
+        return round(value, 3)
+    if isinstance(value, str) and not value.isprintable():
+        return "".join(c if c.isprintable() else "?" for c in value)
+    return value
 
 
 def _to_record(_logger: Any, _method: str, event: Any) -> tuple[tuple[str], dict[str, Any]]:

@@ -6,6 +6,7 @@ So whatever went wrong, a lost lease, a wiped store or a key deleted by hand, th
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 import random
@@ -31,7 +32,7 @@ _LOOK_S = 1.0
 # etcd drops the fraction of what is left of a lease, so there may be this much more.
 _ROUNDING_S = 1.0
 # How often the end of a lease must move before its holder counts as alive. A living holder renews every third of
-# its lease, again and again; a restart or a change of leader in etcd lengthens a dead one's lease too, but once.
+# its lease, again and again; a restart or a change of leader in etcd lengthens a dead one's lease too, once each.
 _PROOFS = 2
 
 
@@ -48,12 +49,16 @@ class RegistrationState:
 @dataclass(frozen=True, slots=True)
 class _Holder:
     """Another process's entry: its revision, when its lease ends at the latest unless it is renewed, and how often
-    it was seen to end later than that.
+    it was seen to end later than that, last `renewed_at`; since when it is watched, and the most that was seen left
+    of its lease.
     """
 
     revision: int
     ends_by: float = math.inf
     renewals: int = 0
+    renewed_at: float = -math.inf
+    first_at: float = math.inf
+    most_left_s: float = 0.0
 
     def seen(self, asked_at: float, answered_at: float, left_s: float) -> _Holder:
         """Take in one look: asked and answered when, and how much of the lease was left in between."""
@@ -62,9 +67,17 @@ class _Holder:
             # each time: that proves nothing.
             return self
         ends_by = answered_at + left_s + _ROUNDING_S
+        seen = replace(
+            self, first_at=min(self.first_at, asked_at), most_left_s=max(self.most_left_s, left_s), ends_by=ends_by
+        )
         if asked_at + left_s > self.ends_by:
-            return replace(self, ends_by=ends_by, renewals=self.renewals + 1)
-        return replace(self, ends_by=min(self.ends_by, ends_by))
+            return replace(seen, renewals=self.renewals + 1, renewed_at=asked_at)
+        return replace(seen, ends_by=min(self.ends_by, ends_by))
+
+    @property
+    def lives(self) -> bool:
+        """True if it must be alive: renewed again and again, and still after longer than its lease lasts."""
+        return self.renewals >= _PROOFS and self.renewed_at - self.first_at >= self.most_left_s
 
 
 class Announcer:
@@ -126,7 +139,7 @@ class Announcer:
 
         state = await self._changed.wait_for(ended, self._clock)
         if state is not None and state.error is not None and not isinstance(state.error, RegistryUnavailable):
-            raise state.error
+            raise copy.copy(state.error)
 
     async def wait_registered(self, timeout_s: float) -> None:
         """Return once the record is in the registry.
@@ -144,7 +157,7 @@ class Announcer:
         if state is not None and state.status == "registered":
             return
         if state is not None and state.error is not None:
-            raise state.error
+            raise copy.copy(state.error)
         raise unavailable(
             self._registry.address, timeout_s, f"agent {self._agent_id} was not registered", self._state.error
         )
@@ -246,7 +259,7 @@ class Announcer:
         if self._holder is None or self._holder.revision != outcome.holder.revision:
             self._holder = _Holder(outcome.holder.revision)
         self._holder = self._holder.seen(asked_at, self._host.clock.now(), outcome.expires_in_s)
-        if self._holder.renewals >= _PROOFS:
+        if self._holder.lives:
             return self._refused(info, where)
         if self._status != "refused":
             detail = f"agent id {info.agent_id!r} is held by {where}; waiting for its lease to end"

@@ -6,6 +6,7 @@ and mends whatever it missed. While neither answers, the last good view is serve
 
 from __future__ import annotations
 
+import copy
 import logging
 import random
 from collections.abc import Callable, Iterable, Mapping
@@ -101,6 +102,7 @@ class Watcher:
     async def stop(self, timeout_s: float = 1.0) -> None:
         """Stop; nothing is applied or emitted afterwards. A stuck request is left behind after `timeout_s`."""
         self._stopped = True
+        self._changed.fire()
         await self._host.stop(timeout_s)
 
     async def wait_loaded(self, timeout_s: float) -> None:
@@ -112,13 +114,14 @@ class Watcher:
         def settled() -> WatchView | None:
             view = self._view
             refused = isinstance(view.error, Unauthorized | Forbidden)
-            return view if view.status != "starting" or refused else None
+            return view if view.status != "starting" or refused or self._stopped else None
 
         view = await self._changed.wait_for(settled, self._clock, timeout_s)
-        if view is None:
+        if view is None or self._stopped:
             raise unavailable(self._registry.address, timeout_s, "no list of agents came", self._view.error)
         if view.status == "starting" and view.error is not None:
-            raise view.error
+            # A copy for each caller, who adds the call to it and gets a traceback of its own.
+            raise copy.copy(view.error)
 
     async def first_attempt(self) -> None:
         """Return once the first list was applied or has failed; `view` tells which.

@@ -162,8 +162,11 @@ def _why_not(candidate: Candidate, now: float, *, panic: bool) -> Excluded | Non
         )
     if candidate.learnt.busy_until > now:
         return out("it said that it is overloaded", candidate.learnt.busy_until)
+    if instance.in_flight >= instance.limit:
+        return out(f"{instance.in_flight} calls of ours are in flight, as many as one instance gets", None)
     if candidate.full:
-        return out(f"{instance.in_flight} calls of ours are in flight, its limit", None)
+        running = candidate.learnt.in_flight
+        return out(f"{running} calls of ours are in flight, as many as it runs and queues of this", None)
     return None
 
 

@@ -109,11 +109,12 @@ class Index:
                 assert_never(change)
 
     def clear(self) -> None:
-        """Forget every instance; the history stays."""
+        """Forget every instance and the history: whatever comes next is the beginning of one."""
         edits = _Edits()
         for agent_id in list(self._instances):
             self._forget(agent_id, edits)
         edits.write(self._exact, self._alias)
+        self.revision = self.epoch = 0
 
     def _upsert(self, change: Upsert, now: float) -> bool:
         if change.revision < self.revision:

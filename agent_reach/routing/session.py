@@ -165,7 +165,8 @@ class CallSession:
             candidate,
             len(self._attempts) + 1,
             self._timeout_s(candidate, now, last=last),
-            self._plan.allowance.lend(last=last),
+            # Of a purse that siblings share, even the last attempt leaves them half.
+            self._plan.allowance.lend(last=last and self._plan.own_purse),
         )
         self._in_flight = _InFlight(send, permit, now)
         self._place_wait_until = None
@@ -239,8 +240,11 @@ class CallSession:
         if elsewhere and _costs_nothing(outcome):
             return
         self._charged += 1
-        if self._charged >= self._plan.retry.max_attempts or not self._plan.allowance.take():
+        if self._charged >= self._plan.retry.max_attempts:
             self._fail(candidate, outcome)
+            return
+        if not self._plan.allowance.take():
+            self._fail(candidate, outcome).starved = True
             return
         if elsewhere and not outcomes.executed(outcome):
             return
@@ -261,7 +265,7 @@ class CallSession:
             if now < until:
                 return Wait(until - now, until_place=True)
         if now < free_at < self._plan.deadline:
-            return Wait(free_at - now)
+            return Wait(free_at - now, until_place=True)
         busy = any(c.full or c.learnt.busy_until > now for c in candidates)
         retry_after_s = free_at - now if now < free_at < math.inf else None
         return self._raise(
@@ -278,9 +282,10 @@ class CallSession:
             text = f"no instance of {self._plan.capability} is left"
         return failures.gone(self._call(), text)
 
-    def _fail(self, candidate: Candidate, outcome: Outcome) -> None:
+    def _fail(self, candidate: Candidate, outcome: Outcome) -> ReachError:
         idempotent = candidate.capability.idempotent
-        self._raise(failures.failed(self._call(), outcome, agent_id=candidate.agent_id, idempotent=idempotent))
+        error = failures.failed(self._call(), outcome, agent_id=candidate.agent_id, idempotent=idempotent)
+        return self._raise(error).error
 
     def _deadline_error(self, phase: str) -> ReachError:
         total_s = self._plan.deadline - self._plan.started

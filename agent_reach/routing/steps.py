@@ -19,8 +19,9 @@ __all__ = ["CallPlan", "Raise", "Return", "Send", "Step", "Wait"]
 class CallPlan:
     """What was asked for. `started` and `deadline` are on the caller's monotonic clock, in seconds.
 
-    `explicit_timeout`: the caller named a total, so the last attempt may use all that is left of it.
-    `pinned`: only this instance. `preferred`: these first, in order, while they are usable.
+    `explicit_timeout`: the caller named a total, so the last attempt may use all that is left of it. `own_purse`:
+    the retries are a root call's, so no sibling draws from them. `pinned`: only this instance. `preferred`: these
+    first, in order, while they are usable.
     """
 
     capability: str
@@ -30,6 +31,7 @@ class CallPlan:
     retry: RetryConfig
     allowance: RetryAllowance
     explicit_timeout: bool = False
+    own_purse: bool = True
     pinned: str | None = None
     preferred: tuple[str, ...] = ()
 
@@ -59,6 +61,7 @@ class CallPlan:
         attempt_s = timeouts.of(meant.capability.timeout)
         own_s = max(attempt_s, min(attempt_s * retry.max_attempts, timeouts.total_s))
         wanted_s = own_s if timeout_s is None else timeout_s
+        own_purse = allowance is None
         if allowance is None:
             most = retry.max_attempts - 1 if retry.tree_allowance is None else retry.tree_allowance
             allowance = RetryAllowance(most)
@@ -70,6 +73,7 @@ class CallPlan:
             retry=retry,
             allowance=allowance,
             explicit_timeout=timeout_s is not None,
+            own_purse=own_purse,
             pinned=pinned,
             preferred=preferred,
         )
