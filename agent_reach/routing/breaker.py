@@ -3,7 +3,7 @@
     state      event                                     next state
     CLOSED     failures in a row, or a low success rate  OPEN       (unless the ejection cap forbids it)
     OPEN       its time is over and a call is admitted   HALF_OPEN  (that call is the probe)
-    OPEN       a call sent in panic succeeds             CLOSED
+    not CLOSED a call sent in panic succeeds             CLOSED
     HALF_OPEN  the probe succeeds                        CLOSED
     HALF_OPEN  the probe fails                           OPEN       (twice as long)
     HALF_OPEN  the probe ends neutrally                  HALF_OPEN  (the next call is the probe)

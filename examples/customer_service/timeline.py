@@ -18,9 +18,12 @@ __all__ = ["TimeLine"]
 _START_S = 60.0
 # A newcomer gets little work in its first 10 s, its slow start.
 _USE_S = 15.0
-# So many tickets just before the kill that some are in flight on each of the two desks.
-_BURST = 8
-# How often that is tried, should a busy machine have answered them all before the kill.
+# So many tickets in flight on the killed desk open the caller's breaker by themselves: 5 failures in a row do.
+# With fewer the caller only finds the dead desk dear, asks the other one, and no fifth failure comes.
+_IN_FLIGHT = 5
+# So many tickets just before the kill that each of the two desks has those, even if they aren't shared out evenly.
+_BURST = 14
+# How often that is tried, should a busy machine have answered too many before the kill.
 _BURSTS = 5
 
 
@@ -70,7 +73,7 @@ class TimeLine:
                 self.traffic.start_call("tickets")
             # Time for the calls to get there, but not for an answer: a ticket takes 0.15 s.
             await asyncio.sleep(0.08)
-            if self._in_flight(victim.agent_id, "ticket.open.v1") > 1:
+            if self._in_flight(victim.agent_id, "ticket.open.v1") >= _IN_FLIGHT:
                 break
         self.fleet.kill(victim)
         self.facts.killed = Killed(victim.agent_id, time.monotonic())

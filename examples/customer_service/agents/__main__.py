@@ -1,12 +1,11 @@
 """Serve one agent: `python -m examples.customer_service.agents knowledge --registry etcd://127.0.0.1:2379`.
 
-SIGTERM ends it cleanly: it leaves the registry, finishes what it is doing, and goes.
+Ctrl-C or SIGTERM ends it cleanly: it leaves the registry, finishes what it is doing, and goes.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import logging
 import os
 import threading
@@ -34,18 +33,6 @@ def handler(name: str) -> object:
             raise ValueError(f"no agent {name!r}; there are {', '.join(NAMES)}")
 
 
-async def serve(
-    name: str, *, agent_id: str | None, registry: str | None, namespace: str | None, listen: str
-) -> None:
-    """Serve until SIGTERM."""
-    served = handler(name)
-    reach = ReachClient(agent_id, registry=registry, namespace=namespace, handlers=[served], listen=listen)
-    if isinstance(served, summary.Summariser):
-        served.reach = reach
-    async with reach:
-        await reach.serve_forever()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m examples.customer_service.agents", description=__doc__)
     parser.add_argument("name", choices=NAMES)
@@ -62,15 +49,17 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     for chatty in ("agent_reach.calls", "httpx"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
-    asyncio.run(
-        serve(
-            arguments.name,
-            agent_id=arguments.id,
-            registry=arguments.registry,
-            namespace=arguments.namespace,
-            listen=arguments.listen,
-        )
+    served = handler(arguments.name)
+    reach = ReachClient(
+        arguments.id,
+        registry=arguments.registry,
+        namespace=arguments.namespace,
+        handlers=[served],
+        listen=arguments.listen,
     )
+    if isinstance(served, summary.Summariser):
+        served.reach = reach
+    reach.run()
 
 
 def _die_with_parent() -> None:
