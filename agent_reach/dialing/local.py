@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Awaitable, Coroutine, Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -49,9 +49,7 @@ async def _exchange(app: Any, scope: Mapping[str, Any], request: DialRequest) ->
     """Call `app` on the running loop."""
     exchange = _Exchange(request.body, request.max_reply_bytes)
     # An empty context: what the caller holds in context variables doesn't cross a wire either.
-    task = asyncio.get_running_loop().create_task(
-        exchange.run(app(scope, exchange.receive, exchange.send)), context=contextvars.Context()
-    )
+    task = asyncio.get_running_loop().create_task(exchange.run(app, scope), context=contextvars.Context())
     timer = asyncio.ensure_future(asyncio.sleep(request.timeout_s))
     overflow = asyncio.ensure_future(exchange.overflow.wait())
     try:
@@ -104,10 +102,12 @@ class _Exchange:
     reply: bytearray = field(default_factory=bytearray)
     failure: str = "the app ended without an answer"
 
-    async def run(self, call: Awaitable[None]) -> None:
-        """Run the app; what it raises becomes the result, as a broken connection would."""
+    async def run(self, app: Any, scope: Mapping[str, Any]) -> None:
+        """Call the app; what it raises becomes the result, as a broken connection would."""
         try:
-            await call
+            # Called no earlier than here: a task cancelled before its first step would leave a coroutine behind
+            # that nobody awaits.
+            await app(scope, self.receive, self.send)
         except Exception as error:  # noqa: BLE001 - the boundary: an app may raise anything
             self.failure = f"{type(error).__name__}: {error}"
 

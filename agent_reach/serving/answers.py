@@ -106,8 +106,9 @@ def invalid_payload(error: InvalidPayload, declared: Container[str]) -> Failed:
 
 def handler_failed(error: BaseException, *, idempotent: bool, executed: bool = True) -> Failed:
     """Tell the caller what a handler raised: type and message, never the traceback."""
-    # Whatever a nested call failed with, the hop next to the fault has retried it as often as the tree may.
-    retryable = idempotent and not isinstance(error, ReachError)
+    # What a nested call failed with has been retried next to the fault; unless that hop had no retries left, and
+    # then one further up may have some.
+    retryable = idempotent and (not isinstance(error, ReachError) or error.starved)
     try:
         message = str(error)
     except Exception as unprintable:  # noqa: BLE001 - the boundary: __str__ is the user's code

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from typing import Any, TypeAlias
 
@@ -41,40 +42,49 @@ class ReachApp:
     are answers.
 
     `loop` is the event loop that `start` was called on. The app, its queues and its handlers belong to it: who
-    calls from another one, as `LocalDialer` does, must bring the call there.
+    calls from another one, as `LocalDialer` does, must bring the call there. A stopped app may be started again,
+    on another loop too; `incarnation` is that of the first start only.
     """
 
     def __init__(
         self,
         *,
         agent_id: str,
-        incarnation: str,
         namespace: str,
         specs: Iterable[HandlerSpec],
         config: ServingConfig,
         hop_limit: int,
         clock: Clock,
         emit: Callable[[Event], None],
+        incarnation: str | None = None,
         on_lifespan: tuple[Hook, Hook] | None = None,
     ) -> None:
-        specs = tuple(specs)
         self.loop: asyncio.AbstractEventLoop | None = None
+        self._agent_id = agent_id
+        self._namespace = namespace
+        self._specs = tuple(specs)
         self._config = config
+        self._hop_limit = hop_limit
         self._clock = clock
         self._emit = emit
         self._complained = False
         self._on_lifespan = on_lifespan or (self._start, self.stop)
-        self._identity = {"agent_id": agent_id, "incarnation": incarnation, "namespace": namespace}
-        self._capabilities = codec.dumps({**self._identity, "capabilities": [_described(spec) for spec in specs]})
+        self._renew(secrets.token_hex(8) if incarnation is None else incarnation)
+
+    def _renew(self, incarnation: str) -> None:
+        """Make what lives from one start to the next: queues, remembered answers, what is told of this start."""
+        self._identity = {"agent_id": self._agent_id, "incarnation": incarnation, "namespace": self._namespace}
+        described = [_described(spec) for spec in self._specs]
+        self._capabilities = codec.dumps({**self._identity, "capabilities": described})
         self._dispatcher = Dispatcher(
-            agent_id=agent_id,
+            agent_id=self._agent_id,
             incarnation=incarnation,
-            namespace=namespace,
-            specs=specs,
-            config=config,
-            hop_limit=hop_limit,
-            clock=clock,
-            emit=emit,
+            namespace=self._namespace,
+            specs=self._specs,
+            config=self._config,
+            hop_limit=self._hop_limit,
+            clock=self._clock,
+            emit=self._emit,
         )
 
     # --- for the owner -------------------------------------------------------------------------------------
@@ -85,13 +95,26 @@ class ReachApp:
         return self._dispatcher.state
 
     @property
+    def incarnation(self) -> str:
+        """New at every start, and told by `/health`, `/ready`, `/capabilities` and the ping."""
+        return self._identity["incarnation"]
+
+    @property
     def in_flight(self) -> int:
-        """Requests being answered, and handlers that still run although their caller is gone."""
+        """Requests being received or answered, and handlers that still run although their caller is gone."""
         return self._dispatcher.in_flight
 
     def start(self) -> None:
-        """Accept calls from now on, on the running event loop."""
-        self.loop = asyncio.get_running_loop()
+        """Accept calls from now on, on the running event loop; started before, under a new incarnation.
+
+        Nothing of the start before is kept, as after a restart of the process. Without a `stop` in between, on the
+        same loop, it goes on as it was.
+        """
+        loop = asyncio.get_running_loop()
+        # An earlier loop may have ended without a stop; what waited there never ends.
+        if self.state == "stopped" or self.loop not in (None, loop):
+            self._renew(secrets.token_hex(8))
+        self.loop = loop
         self._dispatcher.state = "accepting"
 
     def begin_drain(self) -> None:
@@ -172,25 +195,40 @@ class ReachApp:
                 return await self._invoke(headers, receive, received)
 
     async def _invoke(self, headers: Mapping[bytes, bytes], receive: Receive, received: float) -> Response | None:
-        if self.state in ("starting", "stopped"):
-            text = (
-                f"{self._identity['agent_id']} isn't serving ({self.state}): its ReachClient must be open. A "
-                "mounted app has no lifespan of its own; enter the client in the host's lifespan"
-            )
-            if self.state == "starting" and not self._complained:
-                # Nobody may ever look at the answers of an agent that isn't registered.
-                self._complained = True
-                agent_id = self._identity["agent_id"]
-                self._emit(RegistrationChanged(agent_id=agent_id, status="waiting", detail=text))
-            return self._refuse(503, "NotStarted", text, retryable=True)
+        # To its end a request belongs to the start that it came to, though the app may be started anew meanwhile.
+        dispatcher = self._dispatcher
+        with dispatcher.counted():
+            refused = self._unless_serving(dispatcher) or self._unless_plain_json(headers)
+            if refused is not None:
+                return refused
+            body = await self._read_body(headers, receive)
+            if body is None or isinstance(body, Response):
+                return body
+            # A body may take long; a handler that began after the stop would be neither waited for nor cancelled.
+            refused = self._unless_serving(dispatcher)
+            if refused is not None:
+                return refused
+            return await dispatcher.answer(body, received=received, gone=lambda: _gone(receive))
+
+    def _unless_serving(self, dispatcher: Dispatcher) -> Response | None:
+        if dispatcher.state not in ("starting", "stopped"):
+            return None
+        text = (
+            f"{self._agent_id} isn't serving ({dispatcher.state}): its ReachClient must be open. A "
+            "mounted app has no lifespan of its own; enter the client in the host's lifespan"
+        )
+        if dispatcher.state == "starting" and not self._complained:
+            # Nobody may ever look at the answers of an agent that isn't registered.
+            self._complained = True
+            self._emit(RegistrationChanged(agent_id=self._agent_id, status="waiting", detail=text))
+        return dispatcher.respond(refusal(503, "NotStarted", text, retryable=True), close=True)
+
+    def _unless_plain_json(self, headers: Mapping[bytes, bytes]) -> Response | None:
         if headers.get(b"content-type", b"").partition(b";")[0].strip().lower() != b"application/json":
             return self._refuse(415, "UnsupportedMediaType", "the content-type must be application/json")
         if headers.get(b"content-encoding", b"identity").strip().lower() != b"identity":
             return self._refuse(415, "UnsupportedMediaType", "a content-encoding isn't accepted: send plain JSON")
-        body = await self._read_body(headers, receive)
-        if body is None or isinstance(body, Response):
-            return body
-        return await self._dispatcher.answer(body, received=received, gone=lambda: _gone(receive))
+        return None
 
     async def _read_body(self, headers: Mapping[bytes, bytes], receive: Receive) -> bytes | Response | None:
         """Read the body within the bound; None if the caller left meanwhile."""

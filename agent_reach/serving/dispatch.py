@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+import contextlib
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,7 +48,7 @@ class _Served:
 
 
 class Dispatcher:
-    """Answers requests of reach/1 for one agent. `state` is starting, accepting, draining or stopped.
+    """Answers requests of reach/1 for one agent. `state` is starting, accepting, draining or stopped for good.
 
     `load` in an answer is that of the capability asked for, and so is "overloaded" as `state`; where no
     capability is known it is the whole agent's.
@@ -91,8 +92,18 @@ class Dispatcher:
 
     @property
     def in_flight(self) -> int:
-        """Requests being answered, and handlers that still run although nobody waits for them."""
+        """Requests that are `counted`, and handlers that still run although nobody waits for them."""
         return self._requests + sum(run.waiters == 0 for run in self._runs)
+
+    @contextlib.contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count one request as in flight, from before its body is read."""
+        self._requests += 1
+        try:
+            yield
+        finally:
+            self._requests -= 1
+            self._tell_idle()
 
     async def wait_idle(self, timeout_s: float) -> bool:
         """Wait until nothing is in flight; False if that took longer than `timeout_s` seconds."""
@@ -109,7 +120,12 @@ class Dispatcher:
             timer.cancel()
 
     async def stop(self, cleanup_s: float) -> None:
-        """Answer 503 from now on and cancel what runs; what doesn't end within `cleanup_s` is left behind."""
+        """Answer 503 from now on and cancel what runs; what doesn't end within `cleanup_s` is left behind.
+
+        Returns at once if it was called before.
+        """
+        if self.state == "stopped":
+            return
         self.state = "stopped"
         self._stopped.set()
         own = asyncio.current_task()
@@ -141,40 +157,35 @@ class Dispatcher:
 
         Cancellation, like a caller that is gone, cancels the handler.
         """
-        self._requests += 1
+        envelope, response_to = read_envelope(body)
+        if isinstance(envelope, Failed):
+            return self.respond(envelope, response_to=response_to)
+        if envelope.target_capability == PING:
+            return self.respond(self._check(envelope, is_offered=True) or self._pong, response_to=response_to)
+        name = self._aliases.get(envelope.target_capability, envelope.target_capability)
+        served = self._served.get(name)
+        purse = RetryAllowance(envelope.retry_allowance)
         try:
-            envelope, response_to = read_envelope(body)
-            if isinstance(envelope, Failed):
-                return self.respond(envelope, response_to=response_to)
-            if envelope.target_capability == PING:
-                return self.respond(self._check(envelope, is_offered=True) or self._pong, response_to=response_to)
-            name = self._aliases.get(envelope.target_capability, envelope.target_capability)
-            served = self._served.get(name)
-            purse = RetryAllowance(envelope.retry_allowance)
-            try:
-                result = await self._result(envelope, served, purse, received, gone)
-            except asyncio.CancelledError:
-                self._report(envelope, None, received)
-                raise
-            self._report(envelope, result, received)
-            if result is None:
-                return None
-            if served is None:
-                return self.respond(result, response_to=response_to)
-            overloaded = self.state == "accepting" and served.admission.is_full
-            return encode(
-                result,
-                agent_id=self._agent_id,
-                response_to=response_to,
-                state="overloaded" if overloaded else self.state,
-                load=served.admission.load,
-                deprecated=name != envelope.target_capability,
-                close=self.state == "draining",
-                retry_allowance=purse.left,
-            )
-        finally:
-            self._requests -= 1
-            self._tell_idle()
+            result = await self._result(envelope, served, purse, received, gone)
+        except asyncio.CancelledError:
+            self._report(envelope, None, received)
+            raise
+        self._report(envelope, result, received)
+        if result is None:
+            return None
+        if served is None:
+            return self.respond(result, response_to=response_to)
+        overloaded = self.state == "accepting" and served.admission.is_full
+        return encode(
+            result,
+            agent_id=self._agent_id,
+            response_to=response_to,
+            state="overloaded" if overloaded else self.state,
+            load=served.admission.load,
+            deprecated=name != envelope.target_capability,
+            close=self.state == "draining",
+            retry_allowance=purse.left,
+        )
 
     def _check(self, envelope: Envelope, *, is_offered: bool) -> Failed | None:
         return check_envelope(
@@ -234,6 +245,8 @@ class Dispatcher:
                     return run.result
                 if run is None:
                     run = self._begin(key, fingerprint, envelope, served, context, arguments)
+                # A repeat that joins waits for its own time, but the handler's context keeps the first caller's
+                # deadline (and retries): what it calls may run out of time although the repeat has some left.
                 assert run.task is not None
                 run.waiters += 1
                 try:
@@ -356,7 +369,8 @@ class Dispatcher:
         )
 
     def _tell_idle(self) -> None:
-        if not self.in_flight:
+        # In this order: at the end of every request, and hardly ever does anyone wait.
+        if self._idle and not self.in_flight:
             for idle in self._idle:
                 if not idle.done():
                     idle.set_result(None)

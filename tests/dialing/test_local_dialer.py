@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
@@ -94,6 +96,33 @@ async def test_an_app_that_breaks_after_the_head_has_cut_its_answer_off() -> Non
 
     result = await LocalDialer({"local://kb-1": app}).send(dial())
     assert result == BadAnswer(200, "the answer is cut off: ValueError: midway")
+
+
+async def test_an_app_that_raises_when_it_is_called_is_a_broken_connection() -> None:
+    def app(scope: Any, receive: Any, send: Any) -> None:
+        raise ValueError("at once")
+
+    assert await LocalDialer({"local://kb-1": app}).send(dial()) == MaybeExecuted("ValueError: at once")
+
+
+async def test_a_call_cancelled_before_the_app_began_leaves_nothing_unawaited() -> None:
+    """As at the end of a loop, which cancels every task, in whatever state."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await _answer(send)
+
+    before = asyncio.all_tasks()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        sending = asyncio.ensure_future(LocalDialer({"local://kb-1": app}).send(dial()))
+        await asyncio.sleep(0)  # the exchange has begun, its app hasn't
+        for task in asyncio.all_tasks() - before:
+            task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await sending
+        del sending, task
+        gc.collect()
+    assert [str(warning.message) for warning in caught] == []
 
 
 # --- an agent on another event loop -----------------------------------------------------------------------

@@ -77,11 +77,12 @@ class Bench:
     events: list[Event] = field(default_factory=list)
     started: bool = True
     hop_limit: int = 16
+    incarnation: str | None = "i-1"
 
     def __post_init__(self) -> None:
         self.app = ReachApp(
             agent_id="kb-1",
-            incarnation="i-1",
+            incarnation=self.incarnation,
             namespace="prod",
             specs=specs_of(self.handlers),
             config=self.config,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import subprocess
 import sys
 import threading
@@ -18,6 +19,7 @@ from agent_reach.config import ServingConfig
 from agent_reach.context import CallContext, current_call
 from agent_reach.errors import OutcomeUnknown, Overloaded
 from agent_reach.handlers import register_agent
+from agent_reach.model import PING
 from tests.serving.driver import JSON, Bench, envelope
 
 ran: list[str] = []
@@ -968,6 +970,154 @@ async def test_stop_is_not_held_up_by_a_thread_that_hangs() -> None:
         await bench.app.stop()
         await exchange.task
     go.set()
+
+
+async def test_a_second_stop_does_not_wait_again_for_what_ignores_its_cancellation() -> None:
+    entered, let_go = asyncio.Event(), asyncio.Event()
+
+    @register_agent("a.deaf.v1")
+    async def deaf() -> None:
+        entered.set()
+        while not let_go.is_set():
+            try:
+                await let_go.wait()
+            except asyncio.CancelledError:
+                continue
+
+    bench = Bench([deaf])
+    exchange = bench.calling("a.deaf.v1")
+    await entered.wait()
+    try:
+        await bench.app.stop(0.01)
+        async with asyncio.timeout(5):
+            await bench.app.stop(60.0)
+    finally:
+        let_go.set()
+    await exchange.task
+
+
+class Upload:
+    """A request whose body arrives when it is told to."""
+
+    def __init__(self) -> None:
+        self.reading, self.arrived = asyncio.Event(), asyncio.Event()
+
+    async def receive(self) -> dict[str, Any]:
+        if self.reading.is_set():
+            await asyncio.Event().wait()
+        self.reading.set()
+        await self.arrived.wait()
+        return {"type": "http.request", "body": json.dumps(envelope()).encode(), "more_body": False}
+
+
+async def test_a_request_whose_body_still_arrives_is_waited_for() -> None:
+    bench, upload = Bench([echo]), Upload()
+    exchange = bench.begin(receive=upload.receive)
+    await upload.reading.wait()
+    assert bench.app.in_flight == 1
+    bench.app.begin_drain()
+    idle = asyncio.ensure_future(bench.app.wait_idle(5.0))
+    await bench.clock.settle()
+    assert not idle.done()
+    upload.arrived.set()
+    assert await idle
+    await exchange.task
+    assert exchange.answered is not None
+    assert exchange.answered.json["data"] == "hi"
+    assert bench.app.in_flight == 0
+
+
+@pytest.mark.parametrize("started_again", [False, True])
+async def test_a_body_that_arrives_after_the_stop_runs_nothing(started_again: bool) -> None:
+    bench, upload = Bench([echo]), Upload()
+    exchange = bench.begin(receive=upload.receive)
+    await upload.reading.wait()
+    await bench.app.stop()
+    if started_again:
+        bench.app.start()
+    upload.arrived.set()
+    await exchange.task
+    assert exchange.answered is not None
+    assert exchange.answered.status == 503
+    error = exchange.answered.error
+    assert (error["type"], error["executed"], error["retryable"]) == ("NotStarted", False, True)
+    assert ran == []
+
+
+# --- started again ---------------------------------------------------------------------------------------
+
+
+@register_agent("a.turns.v1", max_concurrency=1)
+async def turns() -> str:
+    for _ in range(3):
+        await asyncio.sleep(0)
+    return "done"
+
+
+async def incarnations(bench: Bench) -> set[str]:
+    """Every place where a served agent tells its incarnation."""
+    told = [await bench.ask(method="GET", path=path, headers={}) for path in ("/health", "/ready", "/capabilities")]
+    ping = (await bench.call(PING)).json["data"]
+    return {bench.app.incarnation, *(one["incarnation"] for one in (ping, *(answer.json for answer in told)))}
+
+
+async def test_an_app_started_again_serves_again_under_another_incarnation() -> None:
+    bench = Bench([turns])
+    assert await incarnations(bench) == {"i-1"}
+    assert (await bench.call("a.turns.v1")).json["data"] == "done"
+    seen = {"i-1"}
+    for _ in range(2):
+        await bench.app.stop()
+        assert (await bench.call("a.turns.v1")).status == 503
+        bench.app.start()
+        now = await incarnations(bench)
+        assert len(now) == 1
+        assert not now & seen
+        seen |= now
+        answer = await bench.call("a.turns.v1")
+        assert (answer.status, answer.json["data"], answer.json["state"]) == (200, "done", "accepting")
+
+
+async def test_a_start_without_a_stop_goes_on_as_it_was() -> None:
+    gate = Gate()
+    bench = Bench([gate.handler()])
+    exchange = bench.calling("a.gate.v1")
+    await bench.clock.settle()
+    bench.app.start()
+    assert (bench.app.incarnation, bench.app.in_flight) == ("i-1", 1)
+    gate.go.set()
+    await exchange.task
+
+
+@pytest.mark.parametrize("stopped", [True, False])
+def test_an_app_may_be_served_by_one_event_loop_after_another(stopped: bool) -> None:
+    """Without a stop too: a loop may end under an app, in the midst of a call."""
+    gate = Gate()
+    bench = Bench([turns, gate.handler(max_concurrency=1)], started=False)
+    seen = set()
+
+    async def serve() -> None:
+        gate.go = asyncio.Event()
+        bench.app.start()
+        seen.add(bench.app.incarnation)
+        # One call runs and one waits when the loop ends.
+        left = [bench.calling("a.gate.v1", request_id=f"r-{n}") for n in range(2)]
+        assert (await bench.call("a.turns.v1")).json["data"] == "done"
+        assert bench.app.in_flight == len(left)
+        if stopped:
+            await bench.app.stop()
+
+    for _ in range(3):
+        asyncio.run(serve())
+    assert len(seen) == 3
+
+
+async def test_an_app_may_be_made_without_an_incarnation_and_has_one_before_it_starts() -> None:
+    one, other = (Bench([echo], started=False, incarnation=None) for _ in range(2))
+    assert one.app.incarnation != other.app.incarnation
+    before = one.app.incarnation
+    one.app.start()
+    assert await incarnations(one) == {before}
 
 
 # --- lifespan and hosts ----------------------------------------------------------------------------------

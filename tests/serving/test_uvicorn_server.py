@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import httpx
@@ -221,6 +222,66 @@ async def test_a_server_that_had_to_be_cancelled_accepts_no_more(monkeypatch: py
         await asyncio.open_connection("127.0.0.1", server.port)
 
 
+async def refuses(port: int) -> bool:
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+    except OSError:
+        return True
+    writer.close()
+    return False
+
+
+async def test_a_start_that_fails_inside_uvicorn_leaves_no_port_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(self: Any, sockets: Any = None) -> None:
+        raise ValueError("startup broke")
+
+    monkeypatch.setattr("uvicorn.Server.startup", broken)
+    server = UvicornServer(make_app(), "127.0.0.1:0")
+    # The error is kept as long as the port is looked at, and with it the frames that hold the socket.
+    with pytest.raises(ValueError, match="startup broke") as caught:
+        await server.start()
+    assert server.port
+    assert await refuses(server.port)
+    del caught
+
+
+async def test_a_cancelled_start_stays_cancelled_though_uvicorn_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def slow_and_broken(self: Any, sockets: Any = None) -> None:
+        while not self.should_exit:
+            await asyncio.sleep(0)
+        raise ValueError("startup broke")
+
+    monkeypatch.setattr("uvicorn.Server.startup", slow_and_broken)
+    server = UvicornServer(make_app(), "127.0.0.1:0")
+    starting = asyncio.ensure_future(server.start())
+    await asyncio.sleep(0)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert await refuses(server.port)
+
+
+async def test_a_stop_in_which_uvicorn_fails_closes_everything_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def broken(sockets: Any = None) -> None:
+        raise ValueError("shutdown broke")
+
+    server = UvicornServer(make_app(), "127.0.0.1:0")
+    await server.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+    await reader.readline()
+    monkeypatch.setattr(server._server, "shutdown", broken)
+    with pytest.raises(ValueError, match="shutdown broke"):
+        await server.stop(0.1)
+    assert await refuses(server.port)
+    async with asyncio.timeout(5):
+        with contextlib.suppress(ConnectionError):
+            await reader.read()  # ends, as the connection was cut
+    writer.close()
+
+
 async def test_a_whole_drain_ends_in_its_time_though_a_handler_hangs() -> None:
     before, deaf = asyncio.all_tasks(), Deaf()
 
@@ -330,8 +391,6 @@ async def test_headers_past_the_bound_are_refused() -> None:
 
 
 async def test_mounted_in_fastapi_behind_middleware_on_a_real_socket() -> None:
-    from collections.abc import AsyncIterator
-
     from fastapi import FastAPI, Request
 
     app = make_app()
@@ -392,3 +451,54 @@ async def test_a_signal_handler_that_the_application_gave_the_loop_is_back_after
     finally:
         loop.remove_signal_handler(signal.SIGTERM)
         signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def signal_of_the_process(number: signal.Signals, told: list[str]) -> Iterator[None]:
+    """A handler of the application, from before any agent served."""
+    before = signal.signal(number, lambda *_: told.append("application"))
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_one_signal_stops_every_agent_of_the_loop_and_a_second_hurries_them(number: signal.Signals) -> None:
+    told: list[str] = []
+    (stop_a, hurry_a), (stop_b, hurry_b) = [(asyncio.Event(), asyncio.Event()) for _ in range(2)]
+    with signal_of_the_process(number, told):
+        with stop_signals(stop_a, hurry_a), stop_signals(stop_b, hurry_b):
+            os.kill(os.getpid(), number)
+            async with asyncio.timeout(5):
+                await stop_a.wait()
+                await stop_b.wait()
+            assert not hurry_a.is_set()
+            assert not hurry_b.is_set()
+            os.kill(os.getpid(), number)
+            async with asyncio.timeout(5):
+                await hurry_a.wait()
+                await hurry_b.wait()
+        os.kill(os.getpid(), number)
+        await asyncio.sleep(0)
+    assert told == ["application"]
+
+
+@pytest.mark.parametrize("first_in_leaves_first", [True, False])
+async def test_the_last_agent_to_leave_puts_back_what_was_there(first_in_leaves_first: bool) -> None:
+    told: list[str] = []
+    events = [(asyncio.Event(), asyncio.Event()) for _ in range(2)]
+    with signal_of_the_process(signal.SIGTERM, told):
+        serving = [stop_signals(*one) for one in events]
+        for one in serving:
+            one.__enter__()
+        leaves, stays = (0, 1) if first_in_leaves_first else (1, 0)
+        serving[leaves].__exit__(None, None, None)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.wait_for(events[stays][0].wait(), 5)
+        assert not events[leaves][0].is_set()
+        assert told == []
+        serving[stays].__exit__(None, None, None)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(0)
+    assert told == ["application"]
