@@ -213,6 +213,8 @@ def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
             _, stubborn = loop.run_until_complete(asyncio.wait(pending, timeout=_CLEANUP_S))
             for task in stubborn:
                 _log.error("left behind, for it ignores its cancellation: %s", task.get_name())
+                # Said once; asyncio would say it again when the task is collected.
+                task._log_destroy_pending = False  # type: ignore[attr-defined]
         loop.run_until_complete(loop.shutdown_asyncgens())
     finally:
         asyncio.set_event_loop(None)
