@@ -9,23 +9,24 @@ import random
 import secrets
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypedDict, TypeVar, Unpack, overload
 
 from pydantic import BaseModel
 
-from agent_reach.calling import Caller, CallOptions
+from agent_reach.calling import Caller
 from agent_reach.config import ReachConfig, RetryConfig
 from agent_reach.dialing.httpx_dialer import HttpxDialer
 from agent_reach.dialing.local import LocalDialer
 from agent_reach.errors import ClientNotOpen, ConfigError, ReachError
 from agent_reach.events import Event
 from agent_reach.handlers import HandlerSpec, specs_of
+from agent_reach.home import Home, end_of_program
 from agent_reach.identity import identify
 from agent_reach.knowledge import Knowledge
 from agent_reach.model import AgentInfo
 from agent_reach.observability.logs import LogObserver
+from agent_reach.options import CallOptions
 from agent_reach.ports import Clock, Dialer, Observer, Registry, SystemClock
 from agent_reach.registry.memory import MemoryRegistry
 from agent_reach.registry.urls import open_registry
@@ -114,7 +115,7 @@ class ReachClient:
         self._knowledge = Knowledge(self.namespace, runtime)
         self._caller = Caller(self.agent_id, self.namespace, knowledge=self._knowledge, runtime=runtime)
         self._served = ServedAgent(self._identity, specs, knowledge=self._knowledge, runtime=runtime)
-        self._home: _Home | None = None
+        self._home: Home | None = None
         self._opening: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._was_closed = False
@@ -138,7 +139,7 @@ class ReachClient:
     async def __aenter__(self) -> Self:
         if self._home is not None:
             raise ClientNotOpen(f"{self.agent_id} is open already: enter a client once, or make a second one")
-        self._home = _Home.here()
+        self._home = Home.here()
         if self._was_closed and self._registry_url is not None:
             self._registry = open_registry(self._registry_url, self._config.registry, self._clock)
         self._opening = asyncio.get_running_loop().create_task(self._open_parts())
@@ -215,7 +216,7 @@ class ReachClient:
         async def main() -> None:
             async with self:
                 await self.serve_forever()
-            await _end_of_program()
+            await end_of_program()
 
         if asyncio._get_running_loop() is not None:
             raise ConfigError("run() makes an event loop of its own; inside one, await serve_forever()")
@@ -347,7 +348,7 @@ class ReachClient:
         self._require_home()
 
     def _require_home(self) -> None:
-        if self._home != _Home.here():
+        if self._home != Home.here():
             raise ClientNotOpen(
                 f"ReachClient {self.agent_id} is used in another process, event loop or thread than where it was "
                 "opened, and where its watch and its connections live: open one in each (after a fork, in each "
@@ -363,35 +364,6 @@ class ReachClient:
                 observer.on_event(event)
             except Exception:  # noqa: BLE001 - foreign code: its bug must not fail a call or the heartbeat
                 _log.exception("observer %r failed on %s", observer, type(event).__name__)
-
-
-async def _end_of_program() -> None:
-    """Let what still runs end within a second, then leave: asyncio would wait without bound for a handler that
-    ignores its cancellation, and the process would outlive its drain.
-    """
-    left = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in left:
-        task.cancel()
-    if not left:
-        return
-    _, stubborn = await asyncio.wait(left, timeout=1.0)
-    if stubborn:
-        names = ", ".join(sorted(task.get_name() for task in stubborn))
-        _log.error("left behind, for they ignore their cancellation: %s", names)
-        logging.shutdown()
-        os._exit(1)
-
-
-@dataclass(frozen=True, slots=True)
-class _Home:
-    """Where a client was opened. A forked child, or a second loop, would be served knowledge that nobody renews."""
-
-    pid: int
-    loop: asyncio.AbstractEventLoop | None
-
-    @classmethod
-    def here(cls) -> _Home:
-        return cls(os.getpid(), asyncio._get_running_loop())
 
 
 def _name_of(specs: tuple[HandlerSpec, ...]) -> str:

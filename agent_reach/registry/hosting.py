@@ -114,8 +114,7 @@ class Host:
             while not self.stopping:
                 try:
                     await self._main()
-                except Exception:  # noqa: BLE001
-                    # The outermost frame: a bug must neither end the heartbeat for good nor go unheard.
+                except Exception:  # noqa: BLE001 - outermost: a bug must neither end it for good nor go unheard
                     _log.exception("%s failed; it starts again in %g s", self._name, self._RESTART_S)
                     await self.pause(self._RESTART_S)
         finally:
