@@ -83,11 +83,11 @@ def bench_pick() -> None:
         print(f"pick among {count:>6} instances           {us:8.2f} us   {us / figures['10']:.2f} x among 10")
 
 
-def bench_index() -> None:
+def bench_index(count: int = 100_000) -> None:
     index = Index()
-    for number in range(100_000):
+    for number in range(count):
         index.apply(Upsert(agent(f"a{number}", [f"d{number % 10_000}.x.v1"]), number + 1), 0.0)
-    revision = 100_001
+    revision = count + 1
 
     def change() -> None:
         nonlocal revision
@@ -101,9 +101,9 @@ def bench_index() -> None:
             "record": lambda: cpu_us(lambda: agent("a7", ["d7.x.v1"], weight=2.0), 500),
         }
     )
-    print(f"index of 100,000: lookup              {figures['lookup']:8.2f} us")
+    print(f"index of {count:,}: lookup              {figures['lookup']:8.2f} us")
     change_us = figures["change"] - figures["record"]
-    print(f"index of 100,000: one change          {change_us:8.2f} us   without building the record")
+    print(f"index of {count:,}: one change          {change_us:8.2f} us   without building the record")
 
 
 @register_agent(CAPABILITY, idempotent=True)
@@ -112,11 +112,11 @@ async def echo(text: str) -> str:
     return text
 
 
-async def bench_call() -> None:
+async def bench_call(rounds: int = 300) -> None:
     """A call with the network taken out, against a plain httpx call into the same ASGI app."""
-    registry, payload, rounds = MemoryRegistry(), {"text": "x" * 2000}, 300
+    registry, payload = MemoryRegistry(), {"text": "x" * 2000}
     async with ReachClient("kb-1", handlers=[echo], registry=registry) as reach:
-        app = registry.apps["local://kb-1.default"]
+        app = next(iter(registry.apps.values()))
         transport = httpx.ASGITransport(app=app)  # type: ignore[arg-type]
         captured: list[bytes] = []
         original = LocalDialer.send
