@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import functools
 import os
 import socket
 import ssl
@@ -40,6 +41,8 @@ class HttpxDialer:
         self._given = client
         # Connections belong to the event loop they were opened in; a second loop gets a client of its own.
         self._own: dict[asyncio.AbstractEventLoop, httpx.AsyncHTTPTransport] = {}
+        if client is None:
+            _tls_context()
 
     async def send(self, request: DialRequest) -> DialResult:
         """POST once and say how far it got; never raises but for cancellation."""
@@ -97,8 +100,16 @@ class HttpxDialer:
         if transport is None:
             # Nothing can be closed in a loop that is closed itself; the collector takes the sockets.
             self._own = {other: kept for other, kept in self._own.items() if not other.is_closed()}
-            transport = self._own[loop] = httpx.AsyncHTTPTransport(trust_env=False, limits=_LIMITS)
+            transport = self._own[loop] = httpx.AsyncHTTPTransport(
+                verify=_tls_context(), trust_env=False, limits=_LIMITS
+            )
         return transport
+
+
+@functools.cache
+def _tls_context() -> ssl.SSLContext:
+    """The trusted certificates, read once per process, and before the first call, whose time it would take."""
+    return httpx.create_ssl_context(trust_env=False)
 
 
 async def _read(response: httpx.Response, max_bytes: int) -> Answer | BadAnswer:

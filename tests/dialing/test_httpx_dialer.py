@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import socket
+import ssl
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -223,6 +224,19 @@ async def test_a_failed_handshake_is_told_apart() -> None:
     assert (result.phase, result.local, result.timed_out) == ("tls", False, False)
 
 
+async def test_the_certificates_are_read_before_the_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    dialer = HttpxDialer()
+
+    def too_late(*_: object, **__: object) -> None:
+        raise AssertionError("read within a call's time")
+
+    monkeypatch.setattr(ssl, "create_default_context", too_late)
+    result = await dialer.send(dial("http://127.0.0.1:1/invoke"))
+    assert isinstance(result, NeverSent)
+    assert (result.phase, result.local) == ("connect", False)
+    await dialer.aclose()
+
+
 async def test_a_handshake_that_hangs_was_never_sent_and_leaks_no_connection() -> None:
     open_now = [0]
 
@@ -241,7 +255,7 @@ async def test_a_handshake_that_hangs_was_never_sent_and_leaks_no_connection() -
     server = await asyncio.start_server(silent, "127.0.0.1", 0)
     url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}/invoke"
     dialer = HttpxDialer()
-    for limits in ({"timeout_s": 0.1}, {"connect_timeout_s": 0.1}):
+    for limits in ({"timeout_s": 0.5}, {"connect_timeout_s": 0.5}):
         result = await dialer.send(dial(url, **limits))
         assert isinstance(result, NeverSent)
         assert (result.phase, result.timed_out, result.local) == ("tls", True, False)
