@@ -200,9 +200,10 @@ class RegistryConfig:
     stale_grace_s: float = 900.0
     # One etcd request; a healthy etcd answers in 3 ms, an election takes 1 to 2 s.
     request_timeout_s: float = 3.0
-    # Full-jitter back-off between attempts to reach etcd: never gives up, never a stampede.
+    # Jittered back-off between attempts to reach etcd: never gives up, never a stampede. While nothing answers the
+    # pause is half to the whole of it: about 15 dials in 30 s, and an agent is back within 3 s of etcd.
     backoff_base_s: float = 0.1
-    backoff_max_s: float = 2.0
+    backoff_max_s: float = 2.5
     # What entering the client does while etcd can't be reached.
     on_unavailable: Literal["keep_trying", "fail"] = "keep_trying"
     # What a contract clash with a live instance of the same capability does.

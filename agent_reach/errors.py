@@ -225,11 +225,17 @@ class HopLimitExceeded(ReachError):
 
 
 class RegistryUnavailable(ReachError):
-    """The registry can't be reached. `endpoints` are the addresses that were tried."""
+    """The registry can't be reached. `endpoints` are the addresses that were tried.
 
-    def __init__(self, message: str, *, endpoints: tuple[str, ...] = (), **call: Any) -> None:
+    `retry_after_s`: it isn't asked again before, in seconds from the error; None if unknown.
+    """
+
+    def __init__(
+        self, message: str, *, endpoints: tuple[str, ...] = (), retry_after_s: float | None = None, **call: Any
+    ) -> None:
         super().__init__(message, **call)
         self.endpoints = endpoints
+        self.retry_after_s = retry_after_s
 
 
 class AgentIdInUse(ReachError):

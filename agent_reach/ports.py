@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -25,10 +25,12 @@ __all__ = [
     "NeverSent",
     "Observer",
     "Occupied",
+    "Probe",
     "Put",
     "RawRecord",
     "Registry",
     "SystemClock",
+    "Watch",
     "WatchChanges",
     "WatchLost",
     "WatchMessage",
@@ -152,11 +154,12 @@ class Dialer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RawRecord:
-    """One stored record, undecoded. `revision` is that of its last change."""
+    """One stored record, undecoded. `revision` is that of its last change, `lease` what it ends with (0: none)."""
 
     agent_id: str
     value: bytes
     revision: int
+    lease: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +169,18 @@ class Listing:
     cluster_id: int
     revision: int
     records: tuple[RawRecord, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """How a namespace stands at `revision`, told without its records: how many there are, and which of those asked
+    for aren't there any more as they were, under the same lease.
+    """
+
+    cluster_id: int
+    revision: int
+    count: int
+    changed: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +208,7 @@ class WatchChanges:
 
 @dataclass(frozen=True, slots=True)
 class WatchProgress:
-    """Proof that nothing up to `revision` was missed."""
+    """The watch has told of every change up to `revision`."""
 
     revision: int
 
@@ -222,13 +237,21 @@ class Created:
 
 @dataclass(frozen=True, slots=True)
 class Occupied:
-    """A record is there already. `expires_in_s`: what is left of its lease, whole seconds; None if unknown.
-
-    A value that rises between two looks proves that its owner lives.
-    """
+    """A record is there already."""
 
     holder: RawRecord
-    expires_in_s: float | None
+
+
+class Watch(Protocol):
+    """An open watch."""
+
+    def ask_progress(self) -> None:
+        """Ask for a `WatchProgress` behind all changes so far. It may never come: then the watch is of no use."""
+        ...
+
+    def cancel(self) -> None:
+        """End it; nothing is delivered once this returned. A second time does nothing."""
+        ...
 
 
 class Registry(Protocol):
@@ -261,20 +284,36 @@ class Registry(Protocol):
         """End a lease and with it its records; a lease that is gone already is no error."""
         ...
 
+    def time_left(self, lease: int) -> float:
+        """How long a lease lives unless it is renewed, in whole seconds; 0 if it ended or is about to.
+
+        A value that rises between two looks proves that its owner lives.
+        """
+        ...
+
     def create(self, namespace: str, agent_id: str, value: bytes, lease: int) -> Created | Occupied:
         """Write only if no record is there, atomically. Raises `LeaseLost` if the lease lives no longer."""
+        ...
+
+    def replace(self, namespace: str, held: RawRecord, value: bytes, lease: int) -> bool:
+        """Write over `held` if it is still what is there, atomically; False if it isn't. Raises as `create`."""
         ...
 
     def list(self, namespace: str) -> Listing:
         """Everything in the namespace, with its revision."""
         ...
 
-    def watch(
-        self, namespace: str, from_revision: int, deliver: Callable[[WatchMessage], None]
-    ) -> Callable[[], None]:
-        """Deliver every change from `from_revision` on, then `WatchLost` once at most; returns the cancel.
+    def probe(self, namespace: str, known: Sequence[RawRecord]) -> Probe:
+        """Ask how the namespace stands, and which of the records in `known` have changed.
 
-        `deliver` is called from any thread, must not block, and is not called after the cancel returned.
+        Never answered from a member that may be behind the others, and of a few bytes whatever the namespace holds.
+        """
+        ...
+
+    def watch(self, namespace: str, from_revision: int, deliver: Callable[[WatchMessage], None]) -> Watch:
+        """Deliver every change from `from_revision` on, then `WatchLost` once at most.
+
+        `deliver` is called from any thread, must not block, and is not called once the watch was cancelled.
         """
         ...
 

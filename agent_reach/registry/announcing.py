@@ -12,13 +12,13 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias, assert_never
+from typing import Literal, TypeAlias
 
 from agent_reach.config import RegistryConfig
 from agent_reach.errors import AgentIdInUse, ConfigError, Forbidden, ReachError, RegistryUnavailable, Unauthorized
 from agent_reach.events import Event, RegistrationChanged
 from agent_reach.model import AgentInfo
-from agent_reach.ports import Clock, Created, LeaseLost, Occupied, Registry
+from agent_reach.ports import Clock, Created, LeaseLost, Occupied, RawRecord, Registry
 from agent_reach.registry.hosting import Backoff, Host, Signal, unavailable
 
 __all__ = ["Announcer", "RegistrationState", "Status"]
@@ -101,6 +101,7 @@ class Announcer:
         self._record = record
         self._config = config
         self._clock = clock
+        self._rng = rng
         self._emit = emit
         self._host = Host("agent-reach-announcer", self._run, threaded=registry.blocking, clock=clock)
         self._backoff = Backoff(config, rng)
@@ -111,8 +112,7 @@ class Announcer:
         self._was_registered = False
         # What follows belongs to the host.
         self._lease: int | None = None
-        self._written_under: int | None = None
-        self._granted_at = self._renewed_at = 0.0
+        self._renewed_at = 0.0
         self._holder: _Holder | None = None
         self._status: Status = "idle"
 
@@ -194,8 +194,7 @@ class Announcer:
             if self._host.stopping:
                 return 0.0
             assert self._lease is not None
-            asked_at = self._host.clock.now()
-            outcome = self._registry.create(info.namespace, info.agent_id, value, self._lease)
+            delay_s = self._write(info, value, self._lease)
         except LeaseLost as error:
             self._lease = None
             if self._status == "registered":
@@ -206,14 +205,27 @@ class Announcer:
         except ReachError as error:
             return self._failed(error)
         self._backoff.reset()
-        match outcome:
+        return delay_s
+
+    def _write(self, info: AgentInfo, value: bytes, lease: int) -> float:
+        """See to it that our record is there under this lease; return the seconds until the next look."""
+        match self._registry.create(info.namespace, info.agent_id, value, lease):
             case Created():
-                self._written_under = self._lease
                 return self._settled(info)
-            case Occupied():
-                return self._occupied(info, outcome, asked_at)
-            case _:
-                assert_never(outcome)
+            case Occupied(held):
+                pass
+        try:
+            holder = AgentInfo.from_bytes(held.value)
+        except ValueError:
+            return self._occupied(info, held, "a process whose record can't be read")
+        if holder.incarnation != info.incarnation:
+            return self._occupied(info, held, f"the process at {holder.endpoint.url}")
+        # Our own entry; but perhaps it says what was so earlier, or hangs on an older lease of ours that is ending.
+        stands = held.lease == lease and held.value == value
+        if stands or self._registry.replace(info.namespace, held, value, lease):
+            return self._settled(info)
+        # It went between the two requests.
+        return 0.0
 
     def _renew(self) -> None:
         """Renew our lease, or grant one if there is none."""
@@ -221,7 +233,6 @@ class Announcer:
         at = self._host.clock.now()
         if self._lease is None:
             self._lease = self._registry.grant(self._config.lease_ttl_s)
-            self._granted_at = at
         elif not self._registry.keep_alive(self._lease):
             raise LeaseLost("it ended before it was renewed")
         self._renewed_at = at
@@ -231,7 +242,8 @@ class Announcer:
         if self._status != "registered":
             names = ", ".join(capability.name for capability in info.capabilities)
             self._tell("registered", f"at {info.endpoint.url} in {info.namespace!r}: {names}", event="registered")
-        return self._config.lease_ttl_s / 3
+        # A third of the lease, or a little less: agents that registered together, after an outage, part ways.
+        return self._config.lease_ttl_s / 3 * self._rng.uniform(0.8, 1.0)
 
     def _failed(self, error: ReachError) -> float:
         # Leases may have been lengthened while the registry was away: what was seen before counts no more.
@@ -243,35 +255,23 @@ class Announcer:
             # The registry must be taken to have ended the lease. Whether it did, it says itself at the next
             # renewal: after a restart it may still live, and then nobody need see us go and come back.
             self._tell("lost", f"not renewed for {silent_s:.1f} s: {error}", error, "lost")
-        return self._backoff.next()
+        return self._backoff.after(error)
 
-    def _occupied(self, info: AgentInfo, outcome: Occupied, asked_at: float) -> float:
-        """Somebody's record is there: our own, a dead process's, or a living rival's."""
-        try:
-            holder = AgentInfo.from_bytes(outcome.holder.value)
-            if holder.incarnation == info.incarnation:
-                return min(self._settled(info), self._own_entry_seen())
-            where = f"the process at {holder.endpoint.url}"
-        except ValueError:
-            where = "a process whose record can't be read"
-        if outcome.expires_in_s is None:
-            return self._refused(info, f"{where}, by a record without a lease")
-        if self._holder is None or self._holder.revision != outcome.holder.revision:
-            self._holder = _Holder(outcome.holder.revision)
-        self._holder = self._holder.seen(asked_at, self._host.clock.now(), outcome.expires_in_s)
+    def _occupied(self, info: AgentInfo, held: RawRecord, who: str) -> float:
+        """Somebody else's record is there: a dead process's, or a living rival's."""
+        if held.lease == 0:
+            return self._refused(info, f"{who}, by a record without a lease")
+        if self._holder is None or self._holder.revision != held.revision:
+            self._holder = _Holder(held.revision)
+        asked_at = self._host.clock.now()
+        left_s = self._registry.time_left(held.lease)
+        self._holder = self._holder.seen(asked_at, self._host.clock.now(), left_s)
         if self._holder.lives:
-            return self._refused(info, where)
+            return self._refused(info, who)
         if self._status != "refused":
-            detail = f"agent id {info.agent_id!r} is held by {where}; waiting for its lease to end"
+            detail = f"agent id {info.agent_id!r} is held by {who}; waiting for its lease to end"
             self._tell("registering", detail, event="waiting")
         return _LOOK_S
-
-    def _own_entry_seen(self) -> float:
-        """Return when to look again: soon, while the entry may hang on an older lease of ours that is ending."""
-        if self._host.clock.now() > self._granted_at + self._config.lease_ttl_s + _ROUNDING_S:
-            # It outlived whatever lease we had before, so it was written under this one, and the answer was lost.
-            self._written_under = self._lease
-        return self._config.lease_ttl_s if self._written_under == self._lease else _LOOK_S
 
     def _refused(self, info: AgentInfo, who: str) -> float:
         message = (

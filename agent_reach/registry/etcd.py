@@ -1,80 +1,43 @@
-"""The registry in etcd. With `etcd_watch.py` the only module that knows pyetcd and gRPC; no exception of theirs
-leaves it.
+"""The registry in etcd. With `etcd_client.py` and `etcd_watch.py` the only modules that know pyetcd and gRPC; no
+exception of theirs leaves them.
 
 Layout: `/agent-reach/v1/{namespace}/agents/{agent_id}`, names quoted, one JSON record each, always under a lease.
 
 Leases and writes, lists, and each watch have a client and a connection of their own: a slow list never delays a
-keep-alive, and the end of one watch never touches another.
+keep-alive, and the end of one watch never touches another. All ask the same member, until it fails.
 """
 
 from __future__ import annotations
 
 import builtins
 import math
-import os
-import threading
-import time
+import random
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
-import grpc
-import pyetcd
-from pyetcd.exceptions import Etcd3Exception, NoServerAvailableError
+from pyetcd import etcdrpc
 from pyetcd.utils import prefix_range_end
-from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
 
 from agent_reach.config import RegistryConfig
-from agent_reach.errors import ConfigError, Forbidden, ReachError, RegistryUnavailable, Unauthorized
+from agent_reach.errors import ConfigError, RegistryUnavailable
 from agent_reach.ports import (
     Created,
     LeaseLost,
     Listing,
     Occupied,
+    Probe,
     RawRecord,
+    Watch,
     WatchMessage,
 )
-from agent_reach.registry.etcd_watch import EtcdWatch, code_and_details
-from agent_reach.registry.keys import ROOT, agent_id_of, key_of, prefix_of
+from agent_reach.registry.etcd_client import Login, read_tls
+from agent_reach.registry.etcd_connections import EtcdConnections
+from agent_reach.registry.keys import agent_id_of, key_of, prefix_of
 
 __all__ = ["EtcdRegistry"]
 
-T = TypeVar("T")
-
 # 1,000 records of 1 KB are 1 MB an answer: quick, and far from any limit.
 _PAGE = 1000
-# How long a member that failed is passed over while others are left.
-_RETRY_MEMBER_S = 2.0
-
-_CHANNEL_OPTIONS = {
-    # A hung server is noticed after 10 s + 5 s at most; without the ping timeout it took over a minute.
-    "grpc.keepalive_time_ms": 10_000,
-    "grpc.keepalive_timeout_ms": 5_000,
-    # Only while a call is open: etcd takes idle pings for abuse and drops the connection (ENHANCE_YOUR_CALM) at the
-    # third. A watch is always open, and unary calls have their own time limit.
-    "grpc.keepalive_permit_without_calls": 0,
-    "grpc.http2.max_pings_without_data": 0,
-    "grpc.http2.ping_timeout_ms": 5_000,
-    # The default of 4 MB is less than 10,000 records.
-    "grpc.max_receive_message_length": -1,
-    # By default the pause between connection attempts grows to 2 min; an etcd that is back should be seen at once.
-    "grpc.max_reconnect_backoff_ms": 1_000,
-    # Without this, channels to one address share one TCP connection, and so each other's congestion.
-    "grpc.use_local_subchannel_pool": 1,
-    # Peers aren't reached through the proxy of the environment, and neither is etcd.
-    "grpc.enable_http_proxy": 0,
-}
-
-# Without a leader a member can't know what it misses: let it say so instead of staying silent.
-_HAS_LEADER = ("hasleader", "true")
-
-# Answers to a token that aged out or was issued before users changed; a new login mends them.
-_STALE_TOKEN = ("invalid auth token", "revision of auth store is old")
-_NOT_LOGGED_IN = (
-    "authentication failed",
-    "user name is empty",
-    "authentication is not enabled",
-    "user name not found",
-)
 
 
 class EtcdRegistry:
@@ -83,6 +46,8 @@ class EtcdRegistry:
     `endpoints` are `host:port` (IPv6 in brackets). With `secure` connections use TLS: the system's roots or the
     PEM file `ca`; `cert` and `key` are the files of a client certificate. Nothing is connected before the first
     request. Raises `ConfigError` if a file can't be read or the parts don't fit.
+
+    `rng` draws the member to begin with, and the pauses while none answers.
     """
 
     def __init__(
@@ -96,6 +61,7 @@ class EtcdRegistry:
         key: str | None = None,
         username: str | None = None,
         password: str | None = None,
+        rng: random.Random | None = None,
     ) -> None:
         if not endpoints:
             raise ConfigError("an etcd registry needs at least one endpoint, like '127.0.0.1:2379'")
@@ -105,17 +71,13 @@ class EtcdRegistry:
             raise ConfigError("a client certificate needs both `cert` and `key`")
         if not secure and (ca or cert):
             raise ConfigError("certificates were given, but the connection isn't secure; use etcds://")
-        self._endpoints = tuple(endpoints)
-        self._timeout_s = config.request_timeout_s
-        self._credentials = _tls(ca, cert, key) if secure else None
-        self._username = username
-        self._password = password
-        self._lock = threading.Lock()
-        self._clients: dict[str, Any] = {}
-        self._watches: set[EtcdWatch] = set()
-        self._failed_at: dict[str, float] = {}
-        self._pid = os.getpid()
-        self._closed = False
+        self._connections = EtcdConnections(
+            endpoints,
+            config=config,
+            tls=read_tls(ca, cert, key) if secure else None,
+            login=Login(username, password) if username is not None and password is not None else None,
+            rng=rng or random.Random(),
+        )
 
     def __repr__(self) -> str:
         return f"<EtcdRegistry {self.address}>"
@@ -128,12 +90,11 @@ class EtcdRegistry:
     @property
     def address(self) -> str:
         """`etcd://host:port,…`, or `etcds://` over TLS; no credentials."""
-        scheme = "etcd" if self._credentials is None else "etcds"
-        return f"{scheme}://{','.join(self._endpoints)}"
+        return self._connections.address
 
     def grant(self, ttl_s: float) -> int:
         """Open a lease; etcd counts whole seconds, so `ttl_s` is rounded up."""
-        return int(self._ask("leases", lambda client: client.lease(math.ceil(ttl_s)).id))
+        return int(self._connections.ask("leases", lambda client: client.lease(math.ceil(ttl_s)).id))
 
     def keep_alive(self, lease: int) -> bool:
         """Renew once; False if the lease lives no longer, which etcd says by a TTL of 0."""
@@ -141,24 +102,25 @@ class EtcdRegistry:
         def renew(client: Any) -> bool:
             answers = builtins.list(client.refresh_lease(lease))
             if not answers:
-                raise RegistryUnavailable(
-                    self._text("closed the keep-alive without an answer"), endpoints=self._endpoints
-                )
+                raise RegistryUnavailable(f"the registry {self.address} closed the keep-alive without an answer")
             return bool(answers[-1].TTL > 0)
 
-        return self._ask("leases", renew)
+        return self._connections.ask("leases", renew)
 
     def revoke(self, lease: int) -> None:
         """End a lease and with it its records; one that is gone already is no error."""
         try:
-            self._ask("leases", lambda client: client.revoke_lease(lease))
+            self._connections.ask("leases", lambda client: client.revoke_lease(lease))
         except LeaseLost:
             return
 
+    def time_left(self, lease: int) -> float:
+        """Whole seconds that a lease has left; 0 if it ended, for which etcd says -1."""
+        return self._connections.ask("leases", lambda client: max(0.0, float(client.get_lease_info(lease).TTL)))
+
     def create(self, namespace: str, agent_id: str, value: bytes, lease: int) -> Created | Occupied:
         """Write only if no record is there, in one transaction."""
-        if lease == 0:
-            raise LeaseLost("lease 0 is none")
+        _check_lease(lease)
         key = key_of(namespace, agent_id)
 
         def write(client: Any) -> Created | Occupied:
@@ -170,11 +132,24 @@ class EtcdRegistry:
             if new:
                 return Created(answers[0].response_put.header.revision)
             held, about = answers[0][0]
-            # An expired lease answers -1.
-            left_s = max(0.0, float(client.get_lease_info(about.lease_id).TTL)) if about.lease_id else None
-            return Occupied(RawRecord(agent_id, held, about.mod_revision), left_s)
+            return Occupied(RawRecord(agent_id, held, about.mod_revision, about.lease_id))
 
-        return self._ask("leases", write)
+        return self._connections.ask("leases", write)
+
+    def replace(self, namespace: str, held: RawRecord, value: bytes, lease: int) -> bool:
+        """Write over `held` if it is still what is there, in one transaction."""
+        _check_lease(lease)
+        key = key_of(namespace, held.agent_id)
+
+        def write(client: Any) -> bool:
+            done, _ = client.transaction(
+                compare=[client.transactions.mod(key) == held.revision],
+                success=[client.transactions.put(key, value, lease=lease)],
+                failure=[],
+            )
+            return bool(done)
+
+        return self._connections.ask("leases", write)
 
     def list(self, namespace: str) -> Listing:
         """Everything in the namespace at one revision, read page by page."""
@@ -186,209 +161,65 @@ class EtcdRegistry:
             while True:
                 answer = client.get_range_response(start, prefix_range_end(prefix), limit=_PAGE, revision=revision)
                 revision = revision or answer.header.revision
-                records += (RawRecord(agent_id_of(prefix, kv.key), kv.value, kv.mod_revision) for kv in answer.kvs)
+                records += (
+                    RawRecord(agent_id_of(prefix, kv.key), kv.value, kv.mod_revision, kv.lease) for kv in answer.kvs
+                )
                 if not answer.more:
                     return Listing(answer.header.cluster_id, revision, tuple(records))
                 start = answer.kvs[-1].key + b"\0"
 
-        return self._ask("lists", read)
+        return self._connections.ask("lists", read)
 
-    def watch(
-        self, namespace: str, from_revision: int, deliver: Callable[[WatchMessage], None]
-    ) -> Callable[[], None]:
+    def probe(self, namespace: str, known: Sequence[RawRecord]) -> Probe:
+        """Ask for the number of records only, and let etcd compare some: a few hundred bytes and about 1 ms of
+        etcd's time for 5,000 records, which would be 5 MB.
+        """
+        prefix = prefix_of(namespace)
+        count = etcdrpc.RangeRequest(key=prefix, range_end=prefix_range_end(prefix), count_only=True)
+        # All of it at one revision: the count, and a transaction in the transaction for each record.
+        wanted = [etcdrpc.RequestOp(request_range=count)]
+        wanted += [etcdrpc.RequestOp(request_txn=_comparison(namespace, record)) for record in known]
+        request = etcdrpc.TxnRequest(success=wanted)
+
+        def read(client: Any) -> Probe:
+            answer = client.kvstub.Txn(request, client.timeout, metadata=client.metadata)
+            held, *same = answer.responses
+            changed = {
+                record.agent_id for record, told in zip(known, same, strict=True) if not told.response_txn.succeeded
+            }
+            return Probe(
+                answer.header.cluster_id, answer.header.revision, held.response_range.count, frozenset(changed)
+            )
+
+        return self._connections.ask("lists", read)
+
+    def watch(self, namespace: str, from_revision: int, deliver: Callable[[WatchMessage], None]) -> Watch:
         """Deliver changes from `from_revision` on; one that lies ahead is accepted and silent until then.
 
         Returns once etcd confirmed the watch.
         """
-        with self._lock:
-            self._check_usable()
-        try:
-            watch = self._start_watch(prefix_of(namespace), from_revision, deliver)
-        except (grpc.RpcError, Etcd3Exception) as error:
-            raise self._translate(*code_and_details(error)) from None
-        with self._lock:
-            self._watches.add(watch)
-            closed = self._closed
-        if closed:
-            watch.cancel()
-        problem = watch.wait_created(self._timeout_s)
-        if problem is None:
-            return lambda: self._cancel_watch(watch)
-        self._watch_ended(watch)
-        watch.cancel()
-        raise self._translate(*problem)
+        return self._connections.watch(prefix_of(namespace), from_revision, deliver)
 
     def close(self) -> None:
         """Close connections; leases are left to end by themselves unless revoked.
 
         Never waits for the network: requests that are under way fail, those that still log in once that is done.
         """
-        with self._lock:
-            self._closed = True
-            clients, self._clients = self._clients, {}
-            watches, self._watches = self._watches, set()
-        for watch in watches:
-            watch.cancel()
-        for client in clients.values():
-            client.close()
-
-    # --- requests -----------------------------------------------------------------------------------------
-
-    def _ask(self, role: str, action: Callable[[Any], T]) -> T:
-        """Run one request on the client of that role and translate what goes wrong."""
-
-        def ask() -> T:
-            client = None
-            try:
-                client = self._client(role)
-                return action(client)
-            except (grpc.RpcError, Etcd3Exception) as error:
-                code, details = code_and_details(error)
-                stale_token = any(text in details for text in _STALE_TOKEN)
-                if stale_token or isinstance(error, NoServerAvailableError):
-                    self._discard(role, client)
-                problem = self._translate(code, details)
-                # Compacted between two pages of a list: the next list begins at a newer revision.
-                if stale_token or code is grpc.StatusCode.OUT_OF_RANGE:
-                    raise _AskAgain(problem) from None
-                raise problem from None
-            except ValueError as error:
-                # gRPC's way to say that the channel was closed meanwhile.
-                raise self._translate(None, str(error)) from None
-
-        try:
-            # Once more where that mends it: after a new login, or with a list from the start.
-            return Retrying(stop=stop_after_attempt(2), retry=retry_if_exception_type(_AskAgain), reraise=True)(ask)
-        except _AskAgain as again:
-            raise again.problem from None
-
-    def _translate(self, code: grpc.StatusCode | None, details: str) -> ReachError | LeaseLost:
-        if self._closed:
-            # Whatever gRPC calls it: the request was cut off because we were closed.
-            return self._was_closed()
-        if "requested lease not found" in details:
-            return LeaseLost(details)
-        forbidden = code is grpc.StatusCode.PERMISSION_DENIED or "permission denied" in details
-        if forbidden and self._username is None:
-            return Unauthorized(
-                self._text(f"refused: {details}; it wants a user: check user and password of the url")
-            )
-        if forbidden:
-            return Forbidden(self._text(f"refused: {details}; grant this user's role read and write on {ROOT}/"))
-        told = any(text in details for text in (*_NOT_LOGGED_IN, *_STALE_TOKEN))
-        if told or code is grpc.StatusCode.UNAUTHENTICATED:
-            return Unauthorized(self._text(f"refused: {details}; check user and password of the registry url"))
-        if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-            problem = f"didn't answer within {self._timeout_s:g} s; is it overloaded, frozen or without a leader?"
-        else:
-            name = code.name if code is not None else "no answer"
-            problem = f"can't be used ({name}: {details}); is it running, and do address and scheme fit?"
-        return RegistryUnavailable(self._text(problem), endpoints=self._endpoints)
-
-    def _text(self, problem: str) -> str:
-        return f"the registry {self.address} {problem}"
-
-    def _client(self, role: str) -> Any:
-        with self._lock:
-            self._check_usable()
-            if role in self._clients:
-                return self._clients[role]
-        # Not under the lock: it may log in, and `close` must not wait for that.
-        made = self._connect(self._endpoints)
-        with self._lock:
-            # We may have been closed meanwhile, or another thread was quicker.
-            closed = self._closed
-            kept: Any = None if closed else self._clients.setdefault(role, made)
-        if kept is not made:
-            made.close()
-        if closed:
-            raise self._was_closed()
-        return kept
-
-    def _check_usable(self) -> None:
-        if self._closed:
-            raise self._was_closed()
-        if self._pid != os.getpid():
-            # After a fork the parent's connections are of no use to us, nor ours to close.
-            self._clients, self._watches, self._pid = {}, set(), os.getpid()
-
-    def _was_closed(self) -> RegistryUnavailable:
-        return RegistryUnavailable(self._text("was closed"), endpoints=self._endpoints)
-
-    def _discard(self, role: str, client: Any) -> None:
-        with self._lock:
-            ours = role in self._clients and self._clients[role] is client
-            if ours:
-                del self._clients[role]
-        if ours:
-            client.close()
-
-    def _connect(self, endpoints: Sequence[str]) -> Any:
-        """Build a client (and log in, if there is a user)."""
-        options = builtins.list(_CHANNEL_OPTIONS.items())
-        # With one endpoint a failure must not keep us from asking it again; 0 would keep several from failing over.
-        retry_s = _RETRY_MEMBER_S if len(endpoints) > 1 else 0.0
-        members = []
-        for endpoint in endpoints:
-            host, _, port = endpoint.rpartition(":")
-            secure = self._credentials is not None
-            members.append(pyetcd.Endpoint(host, int(port), secure, self._credentials, retry_s, options))
-        try:
-            client = pyetcd.MultiEndpointEtcd3Client(
-                members, timeout=self._timeout_s, user=self._username, password=self._password, failover=True
-            )
-        except BaseException:
-            for member in members:
-                member.close()
-            raise
-        # The token travels as metadata; as call credentials gRPC would refuse it over plaintext.
-        client.call_credentials = None
-        client.metadata = (*(client.metadata or ()), _HAS_LEADER)
-        return client
-
-    # --- watches ------------------------------------------------------------------------------------------
-
-    def _members_to_watch(self) -> Sequence[str]:
-        """All endpoints but those where a watch just failed; all of them if none is left."""
-        now = time.monotonic()
-        good = [e for e in self._endpoints if now - self._failed_at.get(e, -math.inf) > _RETRY_MEMBER_S]
-        return good or self._endpoints
-
-    def _start_watch(self, prefix: bytes, from_revision: int, deliver: Callable[[WatchMessage], None]) -> EtcdWatch:
-        client = self._connect(self._members_to_watch())
-        try:
-            return EtcdWatch(client, prefix, from_revision, deliver, self._watch_ended)
-        except BaseException:
-            client.close()
-            raise
-
-    def _cancel_watch(self, watch: EtcdWatch) -> None:
-        watch.cancel()
-        with self._lock:
-            self._watches.discard(watch)
-
-    def _watch_ended(self, watch: EtcdWatch) -> None:
-        self._failed_at[watch.endpoint] = time.monotonic()
-        with self._lock:
-            self._watches.discard(watch)
+        self._connections.close()
 
 
-class _AskAgain(Exception):
-    """A request failed in a way that asking once more may mend; `problem` is what to raise if it doesn't."""
-
-    def __init__(self, problem: Exception) -> None:
-        super().__init__(str(problem))
-        self.problem = problem
+def _check_lease(lease: int) -> None:
+    if lease == 0:
+        raise LeaseLost("lease 0 is none")
 
 
-def _tls(ca: str | None, cert: str | None, key: str | None) -> grpc.ChannelCredentials:
-    def read(path: str | None) -> bytes | None:
-        if path is None:
-            return None
-        try:
-            with open(path, "rb") as file:
-                return file.read()
-        except OSError as error:
-            raise ConfigError(f"the registry's certificate file {path!r} can't be read: {error.strerror}") from None
-
-    return grpc.ssl_channel_credentials(read(ca), read(key), read(cert))
+def _comparison(namespace: str, record: RawRecord) -> Any:
+    """A transaction that does nothing, and succeeds if the record is there unchanged."""
+    key, same = key_of(namespace, record.agent_id), etcdrpc.Compare.EQUAL
+    return etcdrpc.TxnRequest(
+        compare=[
+            etcdrpc.Compare(key=key, result=same, target=etcdrpc.Compare.MOD, mod_revision=record.revision),
+            # Revisions of a store that began anew may coincide; the ids of its leases don't.
+            etcdrpc.Compare(key=key, result=same, target=etcdrpc.Compare.LEASE, lease=record.lease),
+        ]
+    )

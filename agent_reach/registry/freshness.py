@@ -10,6 +10,7 @@ bit makes it stale, stale for longer than `stale_grace_s` makes it expired.
 
 from __future__ import annotations
 
+import math
 import random
 from typing import Literal, TypeAlias
 
@@ -24,7 +25,7 @@ _CONFIRM_JITTER_S = 1.0
 
 
 class Freshness:
-    """Follows the last proof, and says when to list next."""
+    """Follows the last proof, and says when to refresh next."""
 
     def __init__(self, config: RegistryConfig, rng: random.Random) -> None:
         self._config = config
@@ -32,27 +33,32 @@ class Freshness:
         self.status: ViewStatus = "starting"
         # When the last proof came.
         self.proof_at: float | None = None
-        self.list_at = 0.0
+        self.refresh_at = 0.0
         self.stale_since = 0.0
         self._fresh_until = 0.0
 
     def next_at(self) -> float:
-        """When to look again: the next list is due, or time changes the status."""
+        """When to look again: the next refresh is due, or time changes the status."""
         if self.status == "fresh":
-            return min(self.list_at, self._fresh_until)
+            return min(self.refresh_at, self._fresh_until)
         if self.status == "stale":
-            return min(self.list_at, self.stale_since + self._config.stale_grace_s)
-        return self.list_at
+            return min(self.refresh_at, self.stale_since + self._config.stale_grace_s)
+        return self.refresh_at
 
     def prove(self, now: float, confirm_at: float | None) -> None:
-        """What is known was right just now; but a list at `confirm_at`, if set, decides about missing agents."""
+        """A refresh proved what is known; but a list at `confirm_at`, if set, decides about missing agents."""
+        self.refresh_at = math.inf
+        self.hear(now, confirm_at)
+        self.refresh_by(self._fresh_until)
+
+    def hear(self, now: float, confirm_at: float | None) -> None:
+        """The watch said something, so what is known was right just now. The next refresh comes all the same."""
         self.proof_at = now
         self._fresh_until = now + self._config.refresh_s + self._rng.uniform(0.0, self._config.refresh_jitter_s)
-        self.list_at = self._fresh_until
         if confirm_at is None:
             self.status = "fresh"
         else:
-            self.list_by(confirm_at + self._rng.uniform(0.0, _CONFIRM_JITTER_S))
+            self.refresh_by(confirm_at + self._rng.uniform(0.0, _CONFIRM_JITTER_S))
             self._grow_stale(now)
 
     def age(self, now: float) -> None:
@@ -62,14 +68,14 @@ class Freshness:
         if self.status == "stale" and now >= self.stale_since + self._config.stale_grace_s:
             self.status = "expired"
 
-    def list_by(self, at: float) -> None:
-        """List at `at` or sooner."""
-        self.list_at = min(self.list_at, at)
+    def refresh_by(self, at: float) -> None:
+        """Refresh at `at` or sooner."""
+        self.refresh_at = min(self.refresh_at, at)
 
     def part_ways(self, now: float) -> None:
         """Clients start together, or come back together after an outage: let each refresh at its own time."""
         latest_s = self._config.refresh_s + self._config.refresh_jitter_s
-        self.list_by(now + self._rng.uniform(self._config.refresh_s / 3, latest_s))
+        self.refresh_by(now + self._rng.uniform(self._config.refresh_s / 3, latest_s))
 
     def _grow_stale(self, now: float) -> None:
         if self.status in ("fresh", "starting"):

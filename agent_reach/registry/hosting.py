@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from agent_reach.config import RegistryConfig
-from agent_reach.errors import RegistryUnavailable
+from agent_reach.errors import Forbidden, ReachError, RegistryUnavailable, Unauthorized
 from agent_reach.ports import Clock, SystemClock
 
 __all__ = ["Backoff", "Host", "Signal", "unavailable"]
@@ -143,6 +143,9 @@ class Backoff:
     from the module's randomness, which a test can't seed per client.
     """
 
+    # A wrong password mends itself only by hand, and each login costs etcd a slow hash.
+    _REFUSED_MAX_S = 30.0
+
     def __init__(self, config: RegistryConfig, rng: random.Random) -> None:
         self._base_s = config.backoff_base_s
         self._max_s = config.backoff_max_s
@@ -151,14 +154,24 @@ class Backoff:
 
     def next(self) -> float:
         """One more failure: how long to wait now."""
-        self.failures += 1
-        # 2**64 is past any cap; the bound keeps the power from growing for years.
-        cap = min(self._max_s, self._base_s * 2.0 ** min(self.failures, 64))
-        return self._rng.uniform(self._base_s, cap)
+        return self._next(self._max_s)
+
+    def after(self, error: ReachError) -> float:
+        """One more failure: how long to wait, as this error asks for."""
+        if isinstance(error, RegistryUnavailable) and error.retry_after_s is not None:
+            self.failures += 1
+            return error.retry_after_s
+        return self._next(self._REFUSED_MAX_S if isinstance(error, Unauthorized | Forbidden) else self._max_s)
 
     def reset(self) -> None:
         """It works again."""
         self.failures = 0
+
+    def _next(self, max_s: float) -> float:
+        self.failures += 1
+        # 2**64 is past any cap; the bound keeps the power from growing for years.
+        cap = min(max_s, self._base_s * 2.0 ** min(self.failures, 64))
+        return self._rng.uniform(self._base_s, cap)
 
 
 class Signal:

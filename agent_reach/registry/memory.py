@@ -13,7 +13,7 @@ import math
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar
@@ -26,9 +26,11 @@ from agent_reach.ports import (
     LeaseLost,
     Listing,
     Occupied,
+    Probe,
     Put,
     RawRecord,
     SystemClock,
+    Watch,
     WatchChanges,
     WatchLost,
     WatchMessage,
@@ -38,16 +40,11 @@ from agent_reach.registry.mailbox import Mailbox
 
 __all__ = ["MemoryRegistry"]
 
+_OPERATIONS = ("grant", "keep_alive", "time_left", "revoke", "create", "replace", "list", "probe", "watch")
 # An empty etcd is at revision 1.
 _FIRST_REVISION = 1
 # Older changes are compacted away: a watch that starts that far back has to list first anyway.
 _HISTORY = 10_000
-
-
-@dataclass(slots=True)
-class _Entry:
-    record: RawRecord
-    lease: int | None
 
 
 @dataclass(slots=True)
@@ -60,6 +57,22 @@ class _Lease:
 class _Past:
     namespace: str
     message: WatchChanges
+
+
+@dataclass(frozen=True, slots=True)
+class _Watch:
+    """What a watcher is given: its mailbox, and what the registry does with it."""
+
+    mailbox: Mailbox
+    send_progress: Callable[[Mailbox], None]
+    forget: Callable[[Mailbox], None]
+
+    def ask_progress(self) -> None:
+        self.send_progress(self.mailbox)
+
+    def cancel(self) -> None:
+        self.mailbox.cancel()
+        self.forget(self.mailbox)
 
 
 class MemoryRegistry:
@@ -147,26 +160,44 @@ class MemoryRegistry:
         with self._request("revoke"):
             self._end_lease(lease)
 
+    def time_left(self, lease: int) -> float:
+        """Whole seconds that a lease has left; 0 if it ended."""
+        with self._request("time_left"):
+            of = self._leases.get(lease)
+            return 0.0 if of is None else float(int(of.ends_at - self._clock.now()))
+
     def create(self, namespace: str, agent_id: str, value: bytes, lease: int) -> Created | Occupied:
         """Write only if no record is there."""
         with self._request("create"):
             held = self._entries.get((namespace, agent_id))
             if held is not None:
-                of = self._leases.get(held.lease) if held.lease is not None else None
-                return Occupied(held.record, float(int(of.ends_at - self._clock.now())) if of else None)
-            if lease not in self._leases:
-                raise LeaseLost(f"lease {lease} lives no longer")
+                return Occupied(held)
+            self._check_lease(lease)
             return Created(self._put(namespace, agent_id, value, lease))
+
+    def replace(self, namespace: str, held: RawRecord, value: bytes, lease: int) -> bool:
+        """Write over `held` if it is still what is there."""
+        with self._request("replace"):
+            if self._entries.get((namespace, held.agent_id)) != held:
+                return False
+            self._check_lease(lease)
+            self._put(namespace, held.agent_id, value, lease)
+            return True
 
     def list(self, namespace: str) -> Listing:
         """Everything in the namespace, ordered by agent id."""
         with self._request("list"):
-            records = [e.record for (held_in, _), e in sorted(self._entries.items()) if held_in == namespace]
+            records = [record for (held_in, _), record in sorted(self._entries.items()) if held_in == namespace]
             return Listing(self._cluster_id, self._revision, tuple(records))
 
-    def watch(
-        self, namespace: str, from_revision: int, deliver: Callable[[WatchMessage], None]
-    ) -> Callable[[], None]:
+    def probe(self, namespace: str, known: Sequence[RawRecord]) -> Probe:
+        """Ask how the namespace stands, and which of the records in `known` have changed."""
+        with self._request("probe"):
+            count = sum(held_in == namespace for held_in, _ in self._entries)
+            changed = {r.agent_id for r in known if self._entries.get((namespace, r.agent_id)) != r}
+            return Probe(self._cluster_id, self._revision, count, frozenset(changed))
+
+    def watch(self, namespace: str, from_revision: int, deliver: Callable[[WatchMessage], None]) -> Watch:
         """Deliver changes from `from_revision` on. One that lies ahead is accepted and silent until then."""
         watch = Mailbox(namespace, from_revision, deliver)
         with self._request("watch"):
@@ -179,13 +210,7 @@ class MemoryRegistry:
                         watch.put(past.message)
                 self._watches.append(watch)
 
-        def cancel() -> None:
-            watch.cancel()
-            with self._lock:
-                if watch in self._watches:
-                    self._watches.remove(watch)
-
-        return cancel
+        return _Watch(watch, self._send_progress, self._forget_watch)
 
     def close(self) -> None:
         """Do nothing: others in this process may hold the same registry."""
@@ -205,7 +230,7 @@ class MemoryRegistry:
 
     def fail_next(self, operation: str, error: Exception, times: int = 1) -> None:
         """Let the next `times` requests of this kind (`grant`, `keep_alive`, `create`, `list`, …) raise `error`."""
-        if operation not in ("grant", "keep_alive", "revoke", "create", "list", "watch"):
+        if operation not in _OPERATIONS:
             raise ValueError(f"{operation!r} is no operation of the Registry port")
         with self._locked():
             self._faults.setdefault(operation, deque()).extend([error] * times)
@@ -250,7 +275,7 @@ class MemoryRegistry:
     def expire(self, agent_id: str) -> None:
         """End the lease under which this agent is registered, in every namespace, as if its time were up."""
         with self._locked():
-            for lease in {e.lease for (_, held), e in self._entries.items() if held == agent_id and e.lease}:
+            for lease in {r.lease for (_, held), r in self._entries.items() if held == agent_id and r.lease}:
                 self._end_lease(lease)
 
     def delete(self, namespace: str, agent_id: str) -> bool:
@@ -258,7 +283,7 @@ class MemoryRegistry:
         with self._locked():
             return self._delete([(namespace, agent_id)])
 
-    def put_raw(self, namespace: str, agent_id: str, value: bytes, lease: int | None = None) -> int:
+    def put_raw(self, namespace: str, agent_id: str, value: bytes, lease: int = 0) -> int:
         """Write any bytes, over whatever is there; returns the revision."""
         with self._locked():
             return self._put(namespace, agent_id, value, lease)
@@ -267,7 +292,7 @@ class MemoryRegistry:
 
     def _clear(self) -> None:
         self._revision = self._compacted = _FIRST_REVISION
-        self._entries: dict[tuple[str, str], _Entry] = {}
+        self._entries: dict[tuple[str, str], RawRecord] = {}
         self._leases: dict[int, _Lease] = {}
         self._history: deque[_Past] = deque()
 
@@ -303,10 +328,10 @@ class MemoryRegistry:
         for watch in watches:
             watch.flush()
 
-    def _put(self, namespace: str, agent_id: str, value: bytes, lease: int | None) -> int:
+    def _put(self, namespace: str, agent_id: str, value: bytes, lease: int) -> int:
         self._revision += 1
-        record = RawRecord(agent_id, value, self._revision)
-        self._entries[namespace, agent_id] = _Entry(record, lease)
+        record = RawRecord(agent_id, value, self._revision, lease)
+        self._entries[namespace, agent_id] = record
         self._remember(namespace, WatchChanges(self._revision, (Put(record),)))
         return self._revision
 
@@ -346,12 +371,26 @@ class MemoryRegistry:
 
     def _end_lease(self, lease: int) -> None:
         if self._leases.pop(lease, None) is not None:
-            self._delete([key for key, entry in self._entries.items() if entry.lease == lease])
+            self._delete([key for key, record in self._entries.items() if record.lease == lease])
 
     def _end_due_leases(self) -> None:
         now = self._clock.now()
         for lease in [lease for lease, of in self._leases.items() if of.ends_at <= now]:
             self._end_lease(lease)
+
+    def _check_lease(self, lease: int) -> None:
+        if lease not in self._leases:
+            raise LeaseLost(f"lease {lease} lives no longer")
+
+    def _send_progress(self, watch: Mailbox) -> None:
+        with self._locked():
+            if watch in self._watches:
+                watch.put(WatchProgress(self._revision))
+
+    def _forget_watch(self, watch: Mailbox) -> None:
+        with self._lock:
+            if watch in self._watches:
+                self._watches.remove(watch)
 
     # --- leases that end by themselves ---------------------------------------------------------------------
 

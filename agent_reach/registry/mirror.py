@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import random
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TypeAlias, assert_never
 
 from agent_reach.events import RecordSkipped
 from agent_reach.model import AgentInfo
-from agent_reach.ports import Deleted, Listing, Put, RawRecord, WatchChanges
+from agent_reach.ports import Deleted, Listing, Probe, Put, RawRecord, WatchChanges
 from agent_reach.registry.records import decode
 from agent_reach.registry.trust import Trust
 from agent_reach.routing.index import Change, Remove, Reset, Upsert
@@ -29,12 +30,17 @@ class _Skipped:
 class Mirror:
     """The records of one namespace. Pure: time comes in as `now`, in seconds.
 
-    `revision` is the last one taken in, `epoch` counts histories of the store. Who goes is `trust`'s decision.
+    `revision` is the last one taken in: every change up to it is known. Who goes is `trust`'s decision.
     """
 
     def __init__(self, namespace: str, trust: Trust, *, allow_local: bool) -> None:
         self.revision = 0
+        # Counts the histories of the store.
         self._epoch = 0
+        # The newest that a list or a probe named, of whatever namespace.
+        self._seen_revision = 0
+        # Since the last probe: at which revision the number of records changed, and by how many.
+        self._steps: list[tuple[int, int]] = []
         self._namespace = namespace
         self._trust = trust
         self._allow_local = allow_local
@@ -50,6 +56,27 @@ class Mirror:
         """Which records can't be read, and why."""
         return MappingProxyType({agent_id: s.reason for agent_id, s in self._skipped.items()})
 
+    @property
+    def records(self) -> Collection[RawRecord]:
+        """What the registry holds, readable or not."""
+        return self._records.values()
+
+    @property
+    def cluster_id(self) -> int | None:
+        """Whose records these are; None before the first list."""
+        return self._cluster_id
+
+    def sample(self, rng: random.Random, count: int) -> tuple[RawRecord, ...]:
+        """The record that was written last, and `count` others; of those that the store is known to hold, and whose
+        key is surely the one that we would write.
+        """
+        doubted = self._trust.doubted
+        held = [self._records[agent_id] for agent_id in self._infos if agent_id not in doubted]
+        if not held:
+            return ()
+        newest = max(held, key=lambda raw: raw.revision)
+        return (newest, *(raw for raw in rng.sample(held, min(count, len(held))) if raw is not newest))
+
     def take_list(self, listing: Listing, now: float) -> tuple[News, ...]:
         """Take in a list; what it brings ends with a `Reset`, and is empty if all was known."""
         self._trust.heard(len(self._records), now)
@@ -58,6 +85,7 @@ class Mirror:
             self._epoch += 1
             self._trust.store_lost(now)
         self._cluster_id, self.revision = listing.cluster_id, listing.revision
+        self._seen_revision = listing.revision
         records = {raw.agent_id: raw for raw in listing.records}
         believed = self._trust.believes_list(self._records.keys(), records, now)
         if records == self._records and not (self._blank or anew):
@@ -78,6 +106,7 @@ class Mirror:
         self._trust.heard(len(self._records), now)
         news: list[News] = []
         for change in message.changes:
+            before = self._held
             match change:
                 case Put():
                     if change.record.revision >= self.revision:
@@ -89,11 +118,36 @@ class Mirror:
                         self._delete(change, now, news)
                 case _:
                     assert_never(change)
+            if self._held != before:
+                self._steps.append((self.revision, self._held - before))
         return tuple(news)
 
     def take_progress(self, now: float) -> None:
         """A watch said that nothing changed."""
         self._trust.heard(len(self._records), now)
+
+    def take_probe(self, sample: Collection[RawRecord], probe: Probe, now: float) -> bool:
+        """Take in how the store stands, and what became of a `sample`; False if it isn't the history that we know.
+
+        In a store that was wiped no record of ours is there under its lease; in one that was restored from before
+        our newest record, that one isn't.
+        """
+        self._trust.heard(len(self._records), now)
+        self._steps.clear()
+        if self._is_elsewhere(probe.cluster_id, probe.revision):
+            return False
+        self._seen_revision = probe.revision
+        return not sample or len(probe.changed) < len(sample)
+
+    def matches(self, sample: Collection[RawRecord], probe: Probe) -> bool:
+        """True if the store held at the probe what is known; to be asked once a watch has told of every change up
+        to the probe's revision.
+        """
+        later = sum(step for revision, step in self._steps if revision > probe.revision)
+        if self._held - later != probe.count:
+            return False
+        # What changed there must have changed here.
+        return not any(r.agent_id in probe.changed and self._records.get(r.agent_id) == r for r in sample)
 
     def clear(self) -> tuple[News, ...]:
         """Drop everything; the next list fills it again."""
@@ -103,13 +157,21 @@ class Mirror:
         self._trust.forget()
         return (Reset((), self.revision, self._epoch),)
 
+    @property
+    def _held(self) -> int:
+        """How many records the store is known to hold."""
+        return len(self._records) - len(self._trust.doubted)
+
+    def _is_elsewhere(self, cluster_id: int, revision: int) -> bool:
+        return cluster_id != self._cluster_id or revision < max(self.revision, self._seen_revision)
+
     def _is_another_history(self, listing: Listing) -> bool:
         """True if the store was restored, wiped or replaced: its revisions then say nothing about ours.
 
         Everything up to our revision is known here, so a strange record from before it gives another history
         away, also when its revisions have caught up with ours.
         """
-        if listing.cluster_id != self._cluster_id or listing.revision < self.revision:
+        if self._is_elsewhere(listing.cluster_id, listing.revision):
             return True
         return not self._blank and any(
             raw.revision <= self.revision and self._records.get(raw.agent_id) != raw for raw in listing.records

@@ -43,6 +43,11 @@ class Trust:
         self._removed = 0
 
     @property
+    def doubted(self) -> Set[str]:
+        """Which instances are missing from the store, but not believed gone."""
+        return self._doubted
+
+    @property
     def confirm_at(self) -> float | None:
         """When a list decides about the doubted ones; None if none is doubted."""
         return self._confirm_at if self._doubted else None
@@ -93,6 +98,10 @@ class Trust:
             self._confirm_at = now + self._confirm_s
         self._doubted.add(agent_id)
         return False
+
+    def confirmed(self) -> None:
+        """What is known is what the store holds; no trouble is left to explain what goes from here on."""
+        self._trouble = False
 
     def seen(self, agent_id: str) -> None:
         """An instance was written again."""

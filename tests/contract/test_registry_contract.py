@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import threading
 import time
 import uuid
@@ -22,6 +23,7 @@ from agent_reach.ports import (
     WatchChanges,
     WatchLost,
     WatchMessage,
+    WatchProgress,
 )
 from agent_reach.registry.memory import MemoryRegistry
 from agent_reach.testing import ManualClock
@@ -209,44 +211,63 @@ async def test_a_record_that_is_there_is_never_overwritten(bench: Bench) -> None
     assert bench.held() == {"a": b"first"}
 
 
-async def test_an_occupied_answer_says_what_is_left_of_the_holders_lease(bench: Bench) -> None:
-    bench.register("a")
-    mine = bench.registry.grant(TTL_S)
-    left: list[float] = []
+async def test_what_is_left_of_a_lease_falls_and_a_renewal_shows_as_a_rise(bench: Bench) -> None:
+    lease = bench.register("a")
+    before = bench.registry.time_left(lease)
+    assert TTL_S * 10 - 3 <= before <= TTL_S * 10
+    await bench.eventually(lambda: bench.registry.time_left(lease) <= before - 2)
+    low = bench.registry.time_left(lease)
+    assert bench.registry.keep_alive(lease)
+    assert bench.registry.time_left(lease) > low
+    bench.registry.revoke(lease)
+    assert bench.registry.time_left(lease) == 0.0
 
-    def look() -> float:
-        outcome = bench.registry.create(bench.namespace, "a", b"", mine)
+
+async def test_a_record_tells_its_lease_and_one_without_is_told_apart(bench: Bench) -> None:
+    lease = bench.register("a")
+    bench.put_without_lease("ghost", b"{}")
+    assert {r.agent_id: r.lease for r in bench.registry.list(bench.namespace).records} == {"a": lease, "ghost": 0}
+    for agent_id, expected in (("a", lease), ("ghost", 0)):
+        outcome = bench.registry.create(bench.namespace, agent_id, b"", bench.registry.grant(TTL_S))
         assert isinstance(outcome, Occupied)
-        assert outcome.expires_in_s is not None
-        left.append(outcome.expires_in_s)
-        return outcome.expires_in_s
-
-    assert TTL_S * 10 - 3 <= look() <= TTL_S * 10
-    await bench.eventually(lambda: look() <= left[0] - 2)
+        assert outcome.holder.lease == expected
 
 
-async def test_a_renewed_lease_shows_as_a_rise(bench: Bench) -> None:
-    holder = bench.register("a")
-    mine = bench.registry.grant(TTL_S * 10)
+async def test_a_record_is_replaced_under_another_lease_only_if_it_is_still_the_same(bench: Bench) -> None:
+    first = bench.register("a", b"first")
+    (held,) = bench.registry.list(bench.namespace).records
+    second = bench.registry.grant(TTL_S * 10)
+    assert bench.registry.replace(bench.namespace, held, b"second", second)
+    assert not bench.registry.replace(bench.namespace, held, b"third", first)
+    bench.registry.revoke(first)
+    assert bench.held() == {"a": b"second"}
+    (held,) = bench.registry.list(bench.namespace).records
+    assert held.lease == second
+    for dead in (first, 0):
+        with pytest.raises(LeaseLost):
+            bench.registry.replace(bench.namespace, held, b"by a dead lease", dead)
+    bench.registry.revoke(second)
+    assert not bench.registry.replace(bench.namespace, held, b"it is gone", bench.registry.grant(TTL_S))
+    assert bench.held() == {}
 
-    def look() -> float:
-        outcome = bench.registry.create(bench.namespace, "a", b"", mine)
-        assert isinstance(outcome, Occupied)
-        assert outcome.expires_in_s is not None
-        return outcome.expires_in_s
 
-    before = look()
-    await bench.eventually(lambda: look() <= before - 2)
-    low = look()
-    assert bench.registry.keep_alive(holder)
-    assert look() > low
-
-
-async def test_a_holder_without_a_lease_is_told_apart(bench: Bench) -> None:
-    bench.put_without_lease("a", b"ghost")
-    outcome = bench.registry.create(bench.namespace, "a", b"", bench.registry.grant(TTL_S))
-    assert isinstance(outcome, Occupied)
-    assert outcome.expires_in_s is None
+async def test_a_probe_counts_the_namespace_and_knows_whether_a_record_stands(bench: Bench) -> None:
+    empty = bench.registry.probe(bench.namespace, ())
+    assert (empty.count, empty.changed) == (0, frozenset())
+    lease = bench.register("a")
+    bench.register("b")
+    bench.register("elsewhere", namespace=bench.namespace + "2")
+    listing = bench.registry.list(bench.namespace)
+    a, b = listing.records
+    probe = bench.registry.probe(bench.namespace, [a, b])
+    assert (probe.cluster_id, probe.count, probe.changed) == (listing.cluster_id, 2, frozenset())
+    assert probe.revision >= listing.revision > empty.revision
+    assert bench.registry.replace(bench.namespace, b, b.value, lease)
+    assert bench.registry.probe(bench.namespace, [a, b]).changed == {"b"}, "written anew"
+    assert bench.registry.probe(bench.namespace, [dataclasses.replace(a, lease=a.lease + 1)]).changed == {"a"}
+    bench.registry.revoke(lease)
+    gone = bench.registry.probe(bench.namespace, [a])
+    assert (gone.count, gone.changed) == (0, {"a"})
 
 
 async def test_records_end_with_their_lease(bench: Bench) -> None:
@@ -314,7 +335,7 @@ async def test_namespaces_whose_names_begin_alike_stay_apart(bench: Bench) -> No
 
 async def test_a_watch_hears_its_own_namespace_only(bench: Bench) -> None:
     mail, revision = Mail(), bench.registry.list(bench.namespace).revision
-    cancel = bench.registry.watch(bench.namespace, revision + 1, mail)
+    cancel = bench.registry.watch(bench.namespace, revision + 1, mail).cancel
     bench.register("far", namespace=bench.namespace + "2")
     bench.register("near")
     await bench.eventually(lambda: mail.story)
@@ -325,7 +346,7 @@ async def test_a_watch_hears_its_own_namespace_only(bench: Bench) -> None:
 @pytest.mark.parametrize("agent_id", ["a/b", "../up", "a b", "größe", "100%", "%2F", "a\nb", "v1", "v10"])
 async def test_awkward_ids_come_back_as_they_were(bench: Bench, agent_id: str) -> None:
     mail, revision = Mail(), bench.registry.list(bench.namespace).revision
-    cancel = bench.registry.watch(bench.namespace, revision + 1, mail)
+    cancel = bench.registry.watch(bench.namespace, revision + 1, mail).cancel
     lease = bench.register(agent_id)
     assert list(bench.held()) == [agent_id]
     bench.registry.revoke(lease)
@@ -343,7 +364,7 @@ async def test_what_happens_between_list_and_watch_is_not_missed(bench: Bench) -
     bench.registry.revoke(a)
     bench.register("b")
     mail = Mail()
-    cancel = bench.registry.watch(bench.namespace, listing.revision + 1, mail)
+    cancel = bench.registry.watch(bench.namespace, listing.revision + 1, mail).cancel
     await bench.eventually(lambda: len(mail.story) == 2)
     cancel()
     assert mail.story == [("deleted", "a"), ("put", "b")]
@@ -352,7 +373,7 @@ async def test_what_happens_between_list_and_watch_is_not_missed(bench: Bench) -
 async def test_a_watch_from_the_next_revision_repeats_nothing(bench: Bench) -> None:
     bench.register("old")
     mail = Mail()
-    cancel = bench.registry.watch(bench.namespace, bench.registry.list(bench.namespace).revision + 1, mail)
+    cancel = bench.registry.watch(bench.namespace, bench.registry.list(bench.namespace).revision + 1, mail).cancel
     bench.register("new")
     await bench.eventually(lambda: mail.story)
     cancel()
@@ -361,7 +382,7 @@ async def test_a_watch_from_the_next_revision_repeats_nothing(bench: Bench) -> N
 
 async def test_changes_come_in_revision_order_with_their_revisions(bench: Bench) -> None:
     mail = Mail()
-    cancel = bench.registry.watch(bench.namespace, bench.registry.list(bench.namespace).revision + 1, mail)
+    cancel = bench.registry.watch(bench.namespace, bench.registry.list(bench.namespace).revision + 1, mail).cancel
     leases = [bench.register(f"a-{number}") for number in range(20)]
     for lease in leases:
         bench.registry.revoke(lease)
@@ -375,7 +396,7 @@ async def test_changes_come_in_revision_order_with_their_revisions(bench: Bench)
 
 async def test_the_end_of_a_lease_is_seen_as_a_deletion(bench: Bench) -> None:
     mail = Mail()
-    cancel = bench.registry.watch(bench.namespace, bench.registry.list(bench.namespace).revision + 1, mail)
+    cancel = bench.registry.watch(bench.namespace, bench.registry.list(bench.namespace).revision + 1, mail).cancel
     lease = bench.registry.grant(TTL_S)
     bench.registry.create(bench.namespace, "a", b"{}", lease)
     await bench.eventually(lambda: ("deleted", "a") in mail.story)
@@ -387,7 +408,7 @@ async def test_records_that_go_with_one_lease_go_at_one_revision(bench: Bench) -
     lease = bench.register("a")
     bench.registry.create(bench.namespace, "b", b"{}", lease)
     mail = Mail()
-    cancel = bench.registry.watch(bench.namespace, bench.registry.list(bench.namespace).revision + 1, mail)
+    cancel = bench.registry.watch(bench.namespace, bench.registry.list(bench.namespace).revision + 1, mail).cancel
     bench.registry.revoke(lease)
     await bench.eventually(lambda: len(mail.story) == 2)
     cancel()
@@ -402,7 +423,7 @@ async def test_a_watch_on_compacted_revisions_is_lost_and_says_why(bench: Bench)
         bench.register(f"a-{number}")
     bench.compact(bench.registry.list(bench.namespace).revision)
     mail = Mail()
-    cancel = bench.registry.watch(bench.namespace, old + 1, mail)
+    cancel = bench.registry.watch(bench.namespace, old + 1, mail).cancel
     await bench.eventually(lambda: mail.lost)
     cancel()
     assert mail.lost[0].compacted
@@ -411,7 +432,7 @@ async def test_a_watch_on_compacted_revisions_is_lost_and_says_why(bench: Bench)
 
 async def test_compaction_doesnt_touch_a_watch_that_is_up_to_date(bench: Bench) -> None:
     mail = Mail()
-    cancel = bench.registry.watch(bench.namespace, bench.registry.list(bench.namespace).revision + 1, mail)
+    cancel = bench.registry.watch(bench.namespace, bench.registry.list(bench.namespace).revision + 1, mail).cancel
     bench.register("a")
     await bench.eventually(lambda: mail.story)
     bench.compact(bench.registry.list(bench.namespace).revision)
@@ -423,7 +444,7 @@ async def test_compaction_doesnt_touch_a_watch_that_is_up_to_date(bench: Bench) 
 
 async def test_a_watch_from_a_future_revision_waits_for_it(bench: Bench) -> None:
     mail, revision = Mail(), bench.registry.list(bench.namespace).revision
-    cancel = bench.registry.watch(bench.namespace, revision + 2, mail)
+    cancel = bench.registry.watch(bench.namespace, revision + 2, mail).cancel
     bench.register("too-early")
     bench.register("due")
     await bench.eventually(lambda: mail.story)
@@ -431,11 +452,27 @@ async def test_a_watch_from_a_future_revision_waits_for_it(bench: Bench) -> None
     assert mail.story == [("put", "due")]
 
 
+async def test_a_watch_that_is_asked_tells_how_far_it_has_come_behind_all_changes(bench: Bench) -> None:
+    mail: list[WatchMessage] = []
+    watch = bench.registry.watch(bench.namespace, bench.registry.list(bench.namespace).revision + 1, mail.append)
+    for number in range(20):
+        bench.register(f"a{number}")
+        revision = bench.registry.probe(bench.namespace, ()).revision
+        watch.ask_progress()
+        await bench.eventually(
+            lambda revision=revision: any(isinstance(m, WatchProgress) and m.revision >= revision for m in mail)
+        )
+    told = [m for m in mail if isinstance(m, WatchChanges)]
+    assert len(told) == 20
+    watch.cancel()
+    watch.ask_progress()
+
+
 async def test_nothing_is_delivered_after_cancel(bench: Bench) -> None:
     first, second = Mail(), Mail()
     revision = bench.registry.list(bench.namespace).revision
-    cancel_first = bench.registry.watch(bench.namespace, revision + 1, first)
-    cancel_second = bench.registry.watch(bench.namespace, revision + 1, second)
+    cancel_first = bench.registry.watch(bench.namespace, revision + 1, first).cancel
+    cancel_second = bench.registry.watch(bench.namespace, revision + 1, second).cancel
     cancel_first()
     bench.register("a")
     await bench.eventually(lambda: second.story)
@@ -446,7 +483,7 @@ async def test_nothing_is_delivered_after_cancel(bench: Bench) -> None:
 async def test_cancelling_one_watch_leaves_the_others(bench: Bench) -> None:
     mails = [Mail() for _ in range(3)]
     revision = bench.registry.list(bench.namespace).revision
-    cancels = [bench.registry.watch(bench.namespace, revision + 1, mail) for mail in mails]
+    cancels = [bench.registry.watch(bench.namespace, revision + 1, mail).cancel for mail in mails]
     bench.register("a")
     await bench.eventually(lambda: all(mail.story for mail in mails))
     cancels[1]()
@@ -467,7 +504,7 @@ async def test_cancelling_twice_and_from_within_the_callback_is_fine(bench: Benc
         cancels[0]()
 
     cancels.append(
-        bench.registry.watch(bench.namespace, bench.registry.list(bench.namespace).revision + 1, deliver)
+        bench.registry.watch(bench.namespace, bench.registry.list(bench.namespace).revision + 1, deliver).cancel
     )
     bench.register("a")
     await bench.eventually(lambda: mail.story)
@@ -479,7 +516,7 @@ async def test_cancelling_twice_and_from_within_the_callback_is_fine(bench: Benc
 async def test_many_threads_may_use_it_at_once(bench: Bench) -> None:
     mail = Mail()
     revision = bench.registry.list(bench.namespace).revision
-    cancel = bench.registry.watch(bench.namespace, revision + 1, mail)
+    cancel = bench.registry.watch(bench.namespace, revision + 1, mail).cancel
     barrier = threading.Barrier(8)
 
     def work(number: int) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import random
 import threading
-from dataclasses import replace
 
 import pytest
 
@@ -66,7 +65,7 @@ async def test_it_registers_stays_for_as_long_as_it_runs_and_withdraws(
     await clock.advance(300)
     assert ids(registry) == ["a"]
     assert len(registry.granted) == 1
-    assert len(registry.renewed) == 60, "a third of 15 s, over 300 s"
+    assert 60 <= len(registry.renewed) <= 75, "a third of 15 s or a little less, over 300 s"
     await announced.announcer.withdraw(5)
     assert ids(registry) == []
     assert announced.said == ["registered", "withdrawn"]
@@ -238,15 +237,16 @@ class Scripted(MemoryRegistry):
     def __init__(self, clock: ManualClock, script: list[float]) -> None:
         super().__init__(clock)
         self.script = script
-        self.put_raw("prod", "a", info(incarnation="other").to_bytes())
+        self.put_raw("prod", "a", info(incarnation="other").to_bytes(), lease=99)
 
     def create(self, namespace: str, agent_id: str, value: bytes, lease: int) -> Created | Occupied:
         if not self.script and self.revision == 2:
             self.delete(namespace, agent_id)
-        outcome = super().create(namespace, agent_id, value, lease)
-        if isinstance(outcome, Occupied) and self.script:
-            return replace(outcome, expires_in_s=self.script.pop(0))
-        return outcome
+        return super().create(namespace, agent_id, value, lease)
+
+    def time_left(self, lease: int) -> float:
+        assert lease == 99
+        return self.script.pop(0)
 
 
 @pytest.mark.parametrize(
@@ -465,7 +465,7 @@ async def test_retries_are_spread_and_capped(clock: ManualClock, registry: Recor
     await clock.advance(100)
     gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
     assert min(gaps) >= 0.1
-    assert max(gaps) <= 2.0
+    assert max(gaps) <= 2.5
     assert len({round(gap, 3) for gap in gaps}) > len(gaps) / 2
     await announced.announcer.withdraw(5)
 
@@ -588,4 +588,4 @@ def test_the_same_seed_backs_off_the_same_way() -> None:
         backoff = Backoff(RegistryConfig(), random.Random(7))
         delays.append([backoff.next() for _ in range(200)])
     assert delays[0] == delays[1]
-    assert all(0.1 <= delay <= 2.0 for delay in delays[0])
+    assert all(0.1 <= delay <= 2.5 for delay in delays[0])

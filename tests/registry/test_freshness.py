@@ -1,4 +1,4 @@
-"""Fresh, stale, expired, and when to list next."""
+"""Fresh, stale, expired, and when to refresh next."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def test_what_nothing_proves_grows_stale_then_expires_and_a_proof_makes_it_fresh
     assert (freshness.status, freshness.proof_at) == ("fresh", 0.0)
     due = freshness.next_at()
     assert 15.0 <= due <= 20.0
-    freshness.list_at = due + 7.0
+    freshness.refresh_at = due + 7.0
     freshness.age(due - 0.01)
     assert freshness.status == "fresh"
     assert freshness.next_at() == due, "a list that comes later doesn't keep it fresh"
     freshness.age(due)
     assert (freshness.status, freshness.stale_since) == ("stale", due)
-    freshness.list_at = due + 1000.0
+    freshness.refresh_at = due + 1000.0
     assert freshness.next_at() == due + 100.0
     freshness.age(due + 100.0)
     assert freshness.status == "expired"
@@ -39,11 +39,24 @@ def test_what_nothing_proves_grows_stale_then_expires_and_a_proof_makes_it_fresh
 
 
 def test_missing_agents_leave_it_stale_until_a_list_that_each_client_makes_at_its_own_time() -> None:
-    lists = [proved(seed, confirm_at=10.0).list_at for seed in range(100)]
+    lists = [proved(seed, confirm_at=10.0).refresh_at for seed in range(100)]
     assert proved(confirm_at=10.0).status == "stale"
     assert all(10.0 <= at <= 11.0 for at in lists)
     assert max(lists) - min(lists) > 0.9
-    assert proved(confirm_at=60.0).list_at <= 20.0, "the refresh isn't put off"
+    assert proved(confirm_at=60.0).refresh_at <= 20.0, "the refresh isn't put off"
+
+
+def test_what_the_watch_says_keeps_it_fresh_and_puts_no_refresh_off() -> None:
+    freshness = proved()
+    due = freshness.refresh_at
+    freshness.hear(due - 1.0, None)
+    assert (freshness.refresh_at, freshness.proof_at) == (due, due - 1.0)
+    freshness.age(due + 10.0)
+    assert freshness.status == "fresh"
+    freshness.age(due + 30.0)
+    assert freshness.status == "stale"
+    freshness.hear(due + 31.0, None)
+    assert freshness.status == "fresh"
 
 
 def test_it_stays_stale_since_the_first_doubt() -> None:
@@ -56,9 +69,9 @@ def test_clients_that_begin_together_part_ways_and_none_lists_later_for_it() -> 
     lists = []
     for seed in range(100):
         freshness = proved(seed)
-        due = freshness.list_at
+        due = freshness.refresh_at
         freshness.part_ways(0.0)
-        assert freshness.list_at <= due
-        lists.append(freshness.list_at)
+        assert freshness.refresh_at <= due
+        lists.append(freshness.refresh_at)
     assert all(5.0 <= at <= 20.0 for at in lists)
     assert max(lists) - min(lists) > 10.0

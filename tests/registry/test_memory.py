@@ -224,7 +224,7 @@ def test_cancel_waits_for_a_delivery_that_runs_in_another_thread() -> None:
         leave.wait(10)
         done.append("delivered")
 
-    cancel = registry.watch("prod", registry.revision + 1, deliver)
+    cancel = registry.watch("prod", registry.revision + 1, deliver).cancel
     writer = threading.Thread(target=write, args=(registry, "a"))
     writer.start()
     assert entered.wait(10)

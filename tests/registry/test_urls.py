@@ -10,6 +10,7 @@ import pytest
 
 from agent_reach.config import RegistryConfig
 from agent_reach.errors import ConfigError
+from agent_reach.registry.etcd_client import Login
 from agent_reach.registry.memory import MemoryRegistry
 from agent_reach.registry.urls import open_registry
 from agent_reach.testing import ManualClock
@@ -49,7 +50,7 @@ def test_etcd_urls_open_without_connecting(url: str, address: str) -> None:
 
 def test_user_and_password_are_decoded_and_never_shown() -> None:
     registry = open_registry("etcd://us%40er:s3%3Acr%2Fet@h:2379", CONFIG, ManualClock())
-    assert (registry._username, registry._password) == ("us@er", "s3:cr/et")
+    assert registry._connections._login == Login("us@er", "s3:cr/et")
     assert "s3" not in repr(registry) + registry.address
     registry.close()
 

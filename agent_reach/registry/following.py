@@ -1,0 +1,336 @@
+"""Following one namespace of a registry: list, watch from there, and prove now and then that nothing was missed.
+
+The watch brings changes within milliseconds. Every `refresh_s` or so a probe asks the store how many records there
+are, and the watch how far it has come. In a few bytes that proves that the watch isn't silently dead, and that what
+is known is what the store holds. A watch that ends goes on from the last change taken in, after a probe has shown
+that the store is still the same. Only where that doesn't hold (compaction, another history, a difference) all is
+listed.
+While nothing answers, the last good view is served on, marked stale.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias, assert_never
+
+from agent_reach.config import RegistryConfig
+from agent_reach.errors import ReachError, RegistryUnavailable
+from agent_reach.events import Event, RegistryChanged
+from agent_reach.ports import (
+    Probe,
+    RawRecord,
+    Registry,
+    Watch,
+    WatchChanges,
+    WatchLost,
+    WatchMessage,
+    WatchProgress,
+)
+from agent_reach.registry.freshness import Freshness
+from agent_reach.registry.hosting import Backoff, Host
+from agent_reach.registry.mirror import Mirror, News
+from agent_reach.registry.trust import Trust
+from agent_reach.registry.view import WatchView
+from agent_reach.routing.index import Change
+
+__all__ = ["Finding", "Follower"]
+
+_log = logging.getLogger(__name__)
+
+# Records that a probe compares besides the newest: what is wrong for whatever reason is found sooner or later.
+_SPOT_CHECKS = 4
+# A proof rests on the number of records, a few of them and the watch. A backup that was restored behind everybody's
+# back could satisfy all three; that shouldn't stay unseen for long.
+_LIST_EVERY_S = 600.0
+
+
+# What there is to tell: changes for the index in revision order, events, and how it stands.
+Finding: TypeAlias = Change | Event | WatchView
+
+
+@dataclass(frozen=True, slots=True)
+class _Check:
+    """A probe that the watch has yet to catch up with, until when; whether it is the first of this watch."""
+
+    sample: tuple[RawRecord, ...]
+    probe: Probe
+    until: float
+    first: bool
+
+
+class Follower:
+    """Follows one namespace for as long as its host runs; it never gives up by itself.
+
+    `found` is told where the host runs.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        namespace: str,
+        *,
+        host: Host,
+        found: Callable[[Finding], None],
+        config: RegistryConfig,
+        rng: random.Random,
+    ) -> None:
+        self._registry = registry
+        self._namespace = namespace
+        self._host = host
+        self._found = found
+        self._config = config
+        self._rng = rng
+        self._backoff = Backoff(config, rng)
+        self._freshness = Freshness(config, rng)
+        self._trust = Trust(config.lease_ttl_s)
+        self._mirror = Mirror(namespace, self._trust, allow_local=not registry.blocking)
+        self._mail: list[tuple[int, WatchMessage]] = []
+        self._watch: Watch | None = None
+        self._watch_number = 0
+        # Whether the open watch is known to be on the store that we know.
+        self._verified = False
+        self._watch_at = 0.0
+        self._check: _Check | None = None
+        # What we know doesn't continue in the store, so that only a list helps; and when it is time for one anyway.
+        self._must_list = True
+        self._list_at = 0.0
+        self._error: ReachError | None = None
+        # Whether list and watch worked when last tried, and the status last told.
+        self._connected = False
+        self._told = ""
+
+    async def run(self) -> None:
+        """Follow until the host stops."""
+        # Also after a bug of ours: whatever was half done then, a list mends it.
+        self._must_list = True
+        self._freshness.refresh_by(self._now)
+        try:
+            while not self._host.stopping:
+                self._turn()
+                await self._host.pause(self._next_at() - self._now)
+        finally:
+            self._unwatch()
+
+    def _turn(self) -> None:
+        self._read_mail()
+        if self._check is not None and self._now >= self._check.until:
+            self._fell_silent()
+        if self._now >= self._freshness.refresh_at:
+            self._refresh()
+        if self._may_watch and self._now >= self._watch_at and not self._host.stopping:
+            self._open_watch()
+        self._age()
+        self._tell()
+        self._publish()
+
+    def _next_at(self) -> float:
+        at = self._freshness.next_at()
+        if self._may_watch:
+            at = min(at, self._watch_at)
+        return min(at, self._check.until) if self._check is not None else at
+
+    @property
+    def _now(self) -> float:
+        return self._host.clock.now()
+
+    @property
+    def _may_watch(self) -> bool:
+        return self._watch is None and not self._must_list
+
+    # --- the watch ----------------------------------------------------------------------------------------
+
+    def _open_watch(self) -> None:
+        """Watch on from what is known. While that fails lists go on at their own pace, and bring what is new."""
+        self._watch_number += 1
+        number = self._watch_number
+
+        def deliver(message: WatchMessage) -> None:
+            self._host.call(self._mail.append, (number, message))
+
+        try:
+            self._watch = self._registry.watch(self._namespace, self._mirror.revision + 1, deliver)
+        except ReachError as error:
+            self._lost(error)
+            self._watch_at = self._now + self._backoff.after(error)
+            return
+        # Before its mail is read: if the store was replaced meanwhile, none of it is for us.
+        self._verified = False
+        self._probe()
+
+    def _unwatch(self) -> None:
+        watch, self._watch, self._check = self._watch, None, None
+        if watch is not None:
+            watch.cancel()
+
+    def _read_mail(self) -> None:
+        mail, self._mail = self._mail, []
+        for number, message in mail:
+            if number != self._watch_number or self._watch is None:
+                continue  # of a watch that was given up
+            match message:
+                case WatchLost():
+                    self._watch_lost(message)
+                case _ if self._freshness.status == "expired":
+                    # The stream went on after all; but the index is empty, so only a list helps.
+                    self._freshness.refresh_by(self._now)
+                case WatchChanges():
+                    self._send(self._mirror.take_changes(message, self._now))
+                    self._backoff.reset()
+                    self._freshness.hear(self._now, self._trust.confirm_at)
+                case WatchProgress():
+                    self._take_progress(message)
+                case _:
+                    assert_never(message)
+
+    def _watch_lost(self, message: WatchLost) -> None:
+        self._unwatch()
+        error = RegistryUnavailable(f"the watch ended: {message.reason}", endpoints=(self._registry.address,))
+        self._lost(error)
+        self._trust.watch_lost()
+        again_at = self._now + self._backoff.next()
+        if message.compacted:
+            _log.info("the registry forgot changes that were not read yet; listing again")
+            self._must_list = True
+            self._freshness.refresh_by(again_at)
+        else:
+            self._watch_at = again_at
+
+    # --- refreshing -----------------------------------------------------------------------------------------
+
+    def _refresh(self) -> None:
+        """Prove what we know, or learn it anew."""
+        due = self._must_list or self._now >= self._list_at or self._freshness.status in ("starting", "expired")
+        if due or self._watch is None or self._trust.confirm_at is not None:
+            self._list()
+        else:
+            self._probe()
+
+    def _probe(self) -> None:
+        """Ask the store how it stands, and the watch to tell when it has come that far."""
+        assert self._watch is not None
+        sample = self._mirror.sample(self._rng, _SPOT_CHECKS)
+        try:
+            probe = self._registry.probe(self._namespace, sample)
+        except ReachError as error:
+            if not self._verified:
+                self._unwatch()
+                self._watch_at = self._now + self._backoff.after(error)
+            self._refresh_failed(error)
+            return
+        if not self._mirror.take_probe(sample, probe, self._now):
+            self._unwatch()
+            self._list()
+            return
+        self._check = _Check(sample, probe, self._now + self._config.request_timeout_s, first=not self._verified)
+        self._verified = True
+        self._watch.ask_progress()
+
+    def _take_progress(self, message: WatchProgress) -> None:
+        check = self._check
+        if check is None:
+            self._mirror.take_progress(self._now)
+            self._freshness.hear(self._now, self._trust.confirm_at)
+        elif message.revision >= check.probe.revision:
+            self._check = None
+            if self._mirror.matches(check.sample, check.probe):
+                self._trust.confirmed()
+                self._proved()
+                # A watch that is lost as soon as it was opened, again and again, is a fault like any other.
+                if not check.first:
+                    self._backoff.reset()
+            else:
+                self._list()
+
+    def _fell_silent(self) -> None:
+        self._unwatch()
+        text = f"the watch didn't answer within {self._config.request_timeout_s:g} s"
+        self._lost(RegistryUnavailable(text, endpoints=(self._registry.address,)))
+        self._list()
+
+    def _list(self) -> None:
+        """List, and bring the differences to the index."""
+        self._check = None
+        try:
+            listing = self._registry.list(self._namespace)
+        except ReachError as error:
+            self._must_list = True
+            self._refresh_failed(error)
+            return
+        news = self._mirror.take_list(listing, self._now)
+        if news:
+            # An open watch should have told. It may be silently dead, and a new one costs little.
+            self._unwatch()
+            self._send(news)
+        self._must_list = False
+        self._list_at = self._now + self._rng.uniform(_LIST_EVERY_S / 2, _LIST_EVERY_S)
+        if self._watch is not None:
+            self._proved()
+            self._backoff.reset()
+        else:
+            self._freshness.prove(self._now, self._trust.confirm_at)
+
+    def _refresh_failed(self, error: ReachError) -> None:
+        self._lost(error)
+        self._trust.store_lost(self._now)
+        self._freshness.refresh_at = self._now + self._backoff.after(error)
+
+    # --- how it stands ----------------------------------------------------------------------------------------
+
+    def _proved(self) -> None:
+        """What we know is what the store holds, and a watch is open."""
+        self._freshness.prove(self._now, self._trust.confirm_at)
+        self._error = None
+        if not self._connected:
+            self._connected = True
+            self._freshness.part_ways(self._now)
+
+    def _lost(self, error: ReachError) -> None:
+        self._error = error
+        self._connected = False
+
+    def _age(self) -> None:
+        before = self._freshness.status
+        self._freshness.age(self._now)
+        if before != "expired" and self._freshness.status == "expired":
+            self._send(self._mirror.clear())
+
+    def _tell(self) -> None:
+        """Tell how it stands if that is news."""
+        freshness = self._freshness
+        match freshness.status:
+            case "expired":
+                status = "expired"
+                detail = f"stale for {self._now - freshness.stale_since:.0f} s, so every agent was dropped"
+            case "stale" if self._trust.confirm_at is not None:
+                status, detail = "stale", "agents went missing after trouble with the registry; not believed yet"
+            case "stale":
+                status = "stale"
+                detail = f"no proof since {self._now - (freshness.proof_at or 0.0):.1f} s: {self._error}"
+            case "starting" | "fresh":
+                if not self._connected and self._error is None:
+                    return  # nothing was tried yet
+                status = "connected" if self._connected else "lost"
+                detail = f"revision {self._mirror.revision}" if self._connected else str(self._error)
+            case _:
+                assert_never(freshness.status)
+        if status != self._told:
+            self._told = status
+            self._found(RegistryChanged(address=self._registry.address, status=status, detail=detail))
+
+    def _send(self, news: tuple[News, ...]) -> None:
+        for one in news:
+            self._found(one)
+
+    def _publish(self) -> None:
+        view = WatchView(
+            self._freshness.status,
+            self._watch is not None,
+            self._freshness.proof_at,
+            self._mirror.revision,
+            self._mirror.skipped,
+            self._error,
+        )
+        self._found(view)
