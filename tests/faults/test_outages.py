@@ -48,7 +48,7 @@ async def test_etcd_back_and_empty_has_every_agent_again_within_seconds_and_no_c
         assert load.failed == []
 
 
-@pytest.mark.parametrize("down_s", [20, pytest.param(120, marks=[pytest.mark.faults, pytest.mark.timeout(300)])])
+@pytest.mark.parametrize("down_s", [30, pytest.param(120, marks=[pytest.mark.faults, pytest.mark.timeout(300)])])
 async def test_while_etcd_is_down_for_long_calls_work_and_an_idle_process_is_quiet(
     server: EtcdServer, namespace: str, crew: Crew, down_s: float
 ) -> None:
@@ -68,10 +68,10 @@ async def test_while_etcd_is_down_for_long_calls_work_and_an_idle_process_is_qui
                 assert reply.data["text"] == str(number)
                 await asyncio.sleep(0.1)
             took_s = time.monotonic() - began_at
-            said = idle.log.splitlines()[lines:]
-            assert idle_way.accepted - dials <= 20 * took_s / 30, "dials"
-            assert idle.cpu_s() - cpu_s < 0.02 * took_s, "processor time"
+            dials, cpu_s, said = idle_way.accepted - dials, idle.cpu_s() - cpu_s, idle.log.splitlines()[lines:]
             assert 1 <= len(said) <= 5, "\n".join(said)
+            assert cpu_s / took_s < 0.02
+            assert dials * 30 / took_s <= 20
             assert not caller.state.connected
             assert caller.state.registry_error is not None
             for way in (idle_way, busy_way):
