@@ -2,6 +2,7 @@
 #
 #   make demo    five agents, ten processes, a real etcd: killed, rolled, moved and stopped under load
 #   make test    checks, then every test, with a real etcd from a wheel
+#   make faults  etcd killed, frozen, wiped and cut off, at full length: about half an hour
 #   make check   lint, types, import rules, and the examples of the documents
 #   make bench   figures, as ratios within one run
 #   make docs    the documentation as a site, into build/site
@@ -16,13 +17,16 @@ PYTEST_ARGS ?=
 export PYTHONPATH := $(CURDIR)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test check bench docs clean
+.PHONY: demo test faults check bench docs clean
 
 demo: $(VENV)/.dev
 	@$(BIN)/python -m examples.customer_service.demo
 
 test: check
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+faults: $(VENV)/.dev
+	$(BIN)/python -m pytest tests/faults -m 'faults or not faults' $(PYTEST_ARGS)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
