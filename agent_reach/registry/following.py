@@ -118,7 +118,7 @@ class Follower:
         self._read_mail()
         if self._check is not None and self._now >= self._check.until:
             self._fell_silent()
-        if self._now >= self._freshness.refresh_at:
+        if self._check is None and self._now >= self._freshness.refresh_at:
             self._refresh()
         if self._may_watch and self._now >= self._watch_at and not self._host.stopping:
             self._open_watch()
@@ -127,10 +127,11 @@ class Follower:
         self._publish()
 
     def _next_at(self) -> float:
+        if self._check is not None:
+            # Refreshing already; the answer of the watch wakes us.
+            return self._check.until
         at = self._freshness.next_at()
-        if self._may_watch:
-            at = min(at, self._watch_at)
-        return min(at, self._check.until) if self._check is not None else at
+        return min(at, self._watch_at) if self._may_watch else at
 
     @property
     def _now(self) -> float:
@@ -292,6 +293,9 @@ class Follower:
         self._connected = False
 
     def _age(self) -> None:
+        if self._check is not None:
+            # The watch is about to answer, or else falls silent within a request's time.
+            return
         before = self._freshness.status
         self._freshness.age(self._now)
         if before != "expired" and self._freshness.status == "expired":

@@ -336,6 +336,7 @@ async def test_an_unchanged_refresh_brings_nothing_to_the_index(clock: ManualClo
     watched = await loaded(registry, clock)
     await clock.advance(300)
     assert len(registry.probed) > 10
+    assert watched.said == ["connected"]
     assert len(registry.listed) == 1
     assert len(watched.changes) == 1
     assert len(registry.watched) == 1
@@ -446,13 +447,16 @@ async def test_a_watch_that_doesnt_answer_is_given_up_and_everything_listed(
 ) -> None:
     put(registry, "a")
     watched = await loaded(registry, clock)
-    registry._send_progress = lambda mailbox: None  # type: ignore[method-assign]
-    registry.drop_watches("so that the next one is deaf")
-    await clock.advance(2)
-    assert len(registry.listed) == 1
-    await clock.advance(3.1)
+    registry.freeze_watches()
+    while len(registry.probed) < 2:
+        await clock.advance(0.5)
+    await clock.advance(2.4)
+    assert (len(registry.listed), len(registry.probed)) == (1, 2)
+    assert (watched.status, watched.said) == ("fresh", ["connected"]), "it may still answer"
+    await clock.advance(0.7)
     assert len(registry.listed) == 2
-    assert len(registry.watched) >= 3
+    assert len(registry.watched) == 2
+    assert watched.said == ["connected", "lost"]
     await watched.watcher.stop()
 
 
