@@ -207,6 +207,19 @@ class ReachClient:
         self._require_open()
         await self._served.serve_forever()
 
+    async def update(
+        self, *, metadata: Mapping[str, str] | None = None, weight: float | None = None, timeout: float = 5.0
+    ) -> None:
+        """Change what this agent says of itself in the registry; returns once it is written there.
+
+        Only what is given changes; the entry keeps its lease and never leaves the registry meanwhile. Raises
+        ConfigError for a bad value, RegistryUnavailable after `timeout` seconds; then it is written as soon as the
+        registry is back.
+        """
+        self._require_open()
+        given = {"metadata": metadata, "weight": weight}
+        await self._served.update({k: v for k, v in given.items() if v is not None}, timeout)
+
     def run(self) -> None:
         """Open, `serve_forever`, close; for a program that does nothing else.
 

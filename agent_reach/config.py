@@ -6,6 +6,7 @@ Seconds are floats named `*_s`. A bad value raises `ConfigError` naming the sett
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
@@ -44,6 +45,14 @@ def _whole(owner: object, name: str, *, least: int) -> None:
     value = getattr(owner, name)
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ConfigError(f"{type(owner).__name__}.{name} is {value!r}; it must be a whole number >= {least}")
+
+
+def _file(owner: object, name: str) -> None:
+    value = getattr(owner, name)
+    if not isinstance(value, str | os.PathLike) or not os.fspath(value):
+        raise ConfigError(f"{type(owner).__name__}.{name} is {value!r}; it must be the path of a file")
+    if os.path.isdir(value) or not os.path.isdir(os.path.dirname(os.path.abspath(value))):
+        raise ConfigError(f"{type(owner).__name__}.{name} is {value!r}; it must be a file in a folder that exists")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,6 +213,11 @@ class RegistryConfig:
     # pause is half to the whole of it: about 15 dials in 30 s, and an agent is back within 3 s of etcd.
     backoff_base_s: float = 0.1
     backoff_max_s: float = 2.5
+    # A file that keeps the last good view, for a process that starts while etcd can't be reached. One file for each
+    # namespace; several processes may share it.
+    snapshot_path: str | os.PathLike[str] | None = None
+    # Older than this it isn't used: addresses have been given to others by then. A night's outage is covered.
+    snapshot_max_age_s: float = 86_400.0
     # What entering the client does while etcd can't be reached.
     on_unavailable: Literal["keep_trying", "fail"] = "keep_trying"
     # What a contract clash with a live instance of the same capability does.
@@ -218,6 +232,9 @@ class RegistryConfig:
         _number(self, "request_timeout_s")
         _number(self, "backoff_base_s")
         _number(self, "backoff_max_s", least=self.backoff_base_s)
+        _number(self, "snapshot_max_age_s")
+        if self.snapshot_path is not None:
+            _file(self, "snapshot_path")
         if self.on_unavailable not in ("keep_trying", "fail"):
             raise ConfigError(
                 f"RegistryConfig.on_unavailable is {self.on_unavailable!r}; use 'keep_trying' or 'fail'"

@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
 
 from agent_reach.dialing.exchange import OutgoingCall, interpret
 from agent_reach.dialing.httpx_dialer import HttpxDialer
-from agent_reach.errors import ReachError, SchemaConflict
+from agent_reach.errors import ConfigError, ReachError, SchemaConflict
 from agent_reach.events import ContractClash, RegistrationChanged
 from agent_reach.handlers import HandlerSpec
 from agent_reach.identity import Identity
 from agent_reach.knowledge import Knowledge
-from agent_reach.model import PING, AgentInfo, Endpoint
+from agent_reach.model import PING, AgentInfo, Endpoint, problems_of
 from agent_reach.ports import Registry
 from agent_reach.registry.announcing import Announcer, RegistrationState
 from agent_reach.routing.outcomes import Succeeded
@@ -49,10 +53,10 @@ class Registration:
         self._runtime = runtime
         self._incarnation = incarnation
         self._refusal: RegistrationState | None = None
-        record = self._record(endpoint)
+        self._record = self._first_record(endpoint)
         self._announcer = Announcer(
             registry,
-            lambda: record,
+            lambda: self._record,
             config=runtime.config.registry,
             clock=runtime.clock,
             rng=runtime.rng,
@@ -79,6 +83,19 @@ class Registration:
         """
         self._task = asyncio.get_running_loop().create_task(self._register(probe_url))
         return self._task
+
+    async def update(self, changes: Mapping[str, Any], timeout_s: float) -> None:
+        """Change fields of the entry, and return once the registry has them. Raises ConfigError for a bad value."""
+        try:
+            record = AgentInfo.model_validate({**dict(self._record), "schema": 1, **changes})
+            record.to_bytes()
+        except ValidationError as error:
+            reasons = "; ".join(f"{field}: {reason}" for field, reason in problems_of(error))
+            raise ConfigError(f"the entry can't be changed so: {reasons}") from None
+        except ValueError as error:
+            raise ConfigError(f"the entry can't be changed so: {error}") from None
+        self._record = record
+        await self._announcer.rewrite(timeout_s)
 
     async def withdraw(self) -> None:
         """Take the entry out, or see to it that it never comes. Bounded; a second call does nothing."""
@@ -167,7 +184,7 @@ class Registration:
                     )
                 )
 
-    def _record(self, endpoint: Endpoint) -> AgentInfo:
+    def _first_record(self, endpoint: Endpoint) -> AgentInfo:
         first = self._specs[0]
         return AgentInfo(
             agent_id=self._identity.agent_id,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
+from typing import Any
 
 from agent_reach.addresses import advertised_url, loopback_url
 from agent_reach.errors import AgentIdInUse, ClientNotOpen, ConfigError
@@ -76,6 +77,13 @@ class ServedAgent:
                 f"{self._identity.agent_id} has handlers but no address: pass listen='0.0.0.0:9101', or advertise= "
                 "and mount asgi() in your application"
             )
+
+    async def update(self, changes: Mapping[str, Any], timeout_s: float) -> None:
+        """Change fields of our registry entry; see `ReachClient.update`."""
+        self._require_handlers()
+        if self._registration is None:
+            raise ClientNotOpen(f"agent {self._identity.agent_id} isn't served yet, so it has no entry to change")
+        await self._registration.update(changes, timeout_s)
 
     async def close(self) -> None:
         """Withdraw, stop the app and the server, and let `serve_forever` return. Running calls are cut;

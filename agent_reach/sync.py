@@ -142,6 +142,12 @@ class SyncReachClient:
         """Return the instances of `capability` as soon as there is one; see `ReachClient.wait_for`."""
         return self._wait(lambda: self._client.wait_for(capability, timeout))
 
+    def update(
+        self, *, metadata: Mapping[str, str] | None = None, weight: float | None = None, timeout: float = 5.0
+    ) -> None:
+        """Change what this agent says of itself in the registry; see `ReachClient.update`."""
+        return self._wait(lambda: self._client.update(metadata=metadata, weight=weight, timeout=timeout))
+
     @property
     def state(self) -> ClientState:
         """How this client stands; see `ReachClient.state`."""

@@ -1070,3 +1070,31 @@ async def test_a_failing_leaf_is_passed_over_however_deep_it_lies() -> None:
             await agents.enter_async_context(ReachClient(handlers=[handler], registry=registry))
         for name in names:
             assert (await reach.call(name)).data == "fine", name
+
+
+async def test_an_agent_changes_what_it_says_of_itself_and_keeps_its_entry() -> None:
+    registry = MemoryRegistry()
+    async with (
+        ReachClient("kb", handlers=[echo_context], registry=registry) as kb,
+        ReachClient("caller", registry=registry) as caller,
+    ):
+        await caller.wait_for("echo.context.v1", 5)
+        (before,) = registry.list("default").records
+        await kb.update(metadata={"model": "large"}, weight=2)
+        (after,) = registry.list("default").records
+        assert after.lease == before.lease
+        (seen,) = await caller.wait_for("echo.context.v1", 5)
+        assert (dict(seen.metadata), seen.weight) == ({"model": "large"}, 2.0)
+        await kb.update(weight=3)
+        (seen,) = await caller.wait_for("echo.context.v1", 5)
+        assert (dict(seen.metadata), seen.weight) == ({"model": "large"}, 3.0), "what isn't given stays"
+        for bad in (
+            {"weight": 0},
+            {"weight": float("nan")},
+            {"metadata": {"a": 1}},
+            {"metadata": {"a": "x" * 20_000}},
+        ):
+            with pytest.raises(ConfigError, match="the entry can't be changed so"):
+                await kb.update(**bad)  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match="nothing to serve"):
+            await caller.update(weight=2)

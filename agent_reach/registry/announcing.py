@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import copy
 import logging
-import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from agent_reach.config import RegistryConfig
@@ -19,6 +18,7 @@ from agent_reach.errors import AgentIdInUse, ConfigError, Forbidden, ReachError,
 from agent_reach.events import Event, RegistrationChanged
 from agent_reach.model import AgentInfo
 from agent_reach.ports import Clock, Created, LeaseLost, Occupied, RawRecord, Registry
+from agent_reach.registry.holder import Holder
 from agent_reach.registry.hosting import Backoff, Host, Signal, unavailable
 
 __all__ = ["Announcer", "RegistrationState", "Status"]
@@ -29,11 +29,6 @@ Status: TypeAlias = Literal["idle", "registering", "registered", "lost", "refuse
 
 # How often another holder's lease is looked at. etcd tells whole seconds, so oftener shows nothing new.
 _LOOK_S = 1.0
-# etcd drops the fraction of what is left of a lease, so there may be this much more.
-_ROUNDING_S = 1.0
-# How often the end of a lease must move before its holder counts as alive. A living holder renews every third of
-# its lease, again and again; a restart or a change of leader in etcd lengthens a dead one's lease too, once each.
-_PROOFS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,40 +39,6 @@ class RegistrationState:
     detail: str = ""
     since_s: float = 0.0
     error: ReachError | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Holder:
-    """Another process's entry: its revision, when its lease ends at the latest unless it is renewed, and how often
-    it was seen to end later than that, last `renewed_at`; since when it is watched, and the most that was seen left
-    of its lease.
-    """
-
-    revision: int
-    ends_by: float = math.inf
-    renewals: int = 0
-    renewed_at: float = -math.inf
-    first_at: float = math.inf
-    most_left_s: float = 0.0
-
-    def seen(self, asked_at: float, answered_at: float, left_s: float) -> _Holder:
-        """Take in one look: asked and answered when, and how much of the lease was left in between."""
-        if left_s <= 0:
-            # It ended, or is in its last second. For half a second etcd shows an ended lease's entry, and says 0
-            # each time: that proves nothing.
-            return self
-        ends_by = answered_at + left_s + _ROUNDING_S
-        seen = replace(
-            self, first_at=min(self.first_at, asked_at), most_left_s=max(self.most_left_s, left_s), ends_by=ends_by
-        )
-        if asked_at + left_s > self.ends_by:
-            return replace(seen, renewals=self.renewals + 1, renewed_at=asked_at)
-        return replace(seen, ends_by=min(self.ends_by, ends_by))
-
-    @property
-    def lives(self) -> bool:
-        """True if it must be alive: renewed again and again, and still after longer than its lease lasts."""
-        return self.renewals >= _PROOFS and self.renewed_at - self.first_at >= self.most_left_s
 
 
 class Announcer:
@@ -108,12 +69,15 @@ class Announcer:
         self._changed = Signal()
         self._state = RegistrationState(since_s=clock.now())
         self._agent_id = ""
+        # How often the record was said to have changed, and the last of these that was written.
+        self._wanted = self._written = 0
         self._emitted = ""
         self._was_registered = False
         # What follows belongs to the host.
         self._lease: int | None = None
+        self._writing = 0
         self._renewed_at = 0.0
-        self._holder: _Holder | None = None
+        self._holder: Holder | None = None
         self._status: Status = "idle"
 
     @property
@@ -162,6 +126,29 @@ class Announcer:
             self._registry.address, timeout_s, f"agent {self._agent_id} was not registered", self._state.error
         )
 
+    async def rewrite(self, timeout_s: float) -> None:
+        """The record changed: write it over the old one, under the same lease. Returns once it is there.
+
+        Raises what `wait_registered` raises; it is written all the same, as soon as that is possible. Before the
+        start this does nothing.
+        """
+        if not self._host.started:
+            return
+        self._wanted = wanted = self._wanted + 1
+        self._host.call(lambda: None)
+
+        def settled() -> bool | None:
+            refused = isinstance(self._state.error, Unauthorized | Forbidden)
+            over = self._state.status in ("refused", "withdrawn") or refused
+            return self._written >= wanted or (False if over else None)
+
+        if await self._changed.wait_for(settled, self._clock, timeout_s):
+            return
+        if self._state.error is not None and not isinstance(self._state.error, RegistryUnavailable):
+            raise copy.copy(self._state.error)
+        what = f"the new record of agent {self._agent_id} was not written"
+        raise unavailable(self._registry.address, timeout_s, what, self._state.error)
+
     async def withdraw(self, timeout_s: float) -> None:
         """Take the record out: stop keeping alive and revoke the lease, within `timeout_s` seconds. Idempotent.
 
@@ -181,6 +168,7 @@ class Announcer:
 
     def _beat(self) -> float:
         """Do one heartbeat and return the seconds until the next."""
+        self._writing = self._wanted
         try:
             info = self._record()
             value = info.to_bytes()
@@ -239,6 +227,8 @@ class Announcer:
 
     def _settled(self, info: AgentInfo) -> float:
         self._holder = None
+        if self._writing:
+            self._host.post(self._wrote, self._writing)
         if self._status != "registered":
             names = ", ".join(capability.name for capability in info.capabilities)
             self._tell("registered", f"at {info.endpoint.url} in {info.namespace!r}: {names}", event="registered")
@@ -262,7 +252,7 @@ class Announcer:
         if held.lease == 0:
             return self._refused(info, f"{who}, by a record without a lease")
         if self._holder is None or self._holder.revision != held.revision:
-            self._holder = _Holder(held.revision)
+            self._holder = Holder(held.revision)
         asked_at = self._host.clock.now()
         left_s = self._registry.time_left(held.lease)
         self._holder = self._holder.seen(asked_at, self._host.clock.now(), left_s)
@@ -319,3 +309,7 @@ class Announcer:
         if event is not None and event != self._emitted:
             self._emitted = event
             self._emit(RegistrationChanged(agent_id=self._agent_id, status=event, detail=detail))
+
+    def _wrote(self, number: int) -> None:
+        self._written = max(self._written, number)
+        self._changed.fire()

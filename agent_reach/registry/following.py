@@ -32,6 +32,7 @@ from agent_reach.ports import (
 from agent_reach.registry.freshness import Freshness
 from agent_reach.registry.hosting import Backoff, Host
 from agent_reach.registry.mirror import Mirror, News
+from agent_reach.registry.snapshot import SnapshotFile
 from agent_reach.registry.trust import Trust
 from agent_reach.registry.view import WatchView
 from agent_reach.routing.index import Change
@@ -45,6 +46,8 @@ _SPOT_CHECKS = 4
 # A proof rests on the number of records, a few of them and the watch. A backup that was restored behind everybody's
 # back could satisfy all three; that shouldn't stay unseen for long.
 _LIST_EVERY_S = 600.0
+# At 1,000 instances a snapshot is 1 MB; whoever starts doesn't mind that it misses the last minute.
+_SAVE_EVERY_S = 60.0
 
 
 # What there is to tell: changes for the index in revision order, events, and how it stands.
@@ -87,6 +90,17 @@ class Follower:
         self._freshness = Freshness(config, rng)
         self._trust = Trust(config.lease_ttl_s)
         self._mirror = Mirror(namespace, self._trust, allow_local=not registry.blocking)
+        self._snapshot = (
+            SnapshotFile(
+                config.snapshot_path,
+                registry=registry.address,
+                namespace=namespace,
+                max_age_s=config.snapshot_max_age_s,
+            )
+            if config.snapshot_path is not None
+            else None
+        )
+        self._save_at = 0.0
         self._mail: list[tuple[int, WatchMessage]] = []
         self._watch: Watch | None = None
         self._watch_number = 0
@@ -113,6 +127,7 @@ class Follower:
                 await self._host.pause(self._next_at() - self._now)
         finally:
             self._unwatch()
+            self._keep()
 
     def _turn(self) -> None:
         self._read_mail()
@@ -125,6 +140,7 @@ class Follower:
         self._age()
         self._tell()
         self._publish()
+        self._keep()
 
     def _next_at(self) -> float:
         if self._check is not None:
@@ -259,6 +275,8 @@ class Follower:
         except ReachError as error:
             self._must_list = True
             self._refresh_failed(error)
+            if self._freshness.status == "starting" and isinstance(error, RegistryUnavailable):
+                self._recall()
             return
         news = self._mirror.take_list(listing, self._now)
         if news:
@@ -272,6 +290,29 @@ class Follower:
             self._backoff.reset()
         else:
             self._freshness.prove(self._now, self._trust.confirm_at)
+
+    def _recall(self) -> None:
+        """Begin with what an earlier run knew."""
+        snapshot = self._snapshot.load(self._host.clock.wall()) if self._snapshot is not None else None
+        if snapshot is not None:
+            self._send(self._mirror.take_snapshot(snapshot.listing))
+            self._freshness.recall(self._now, snapshot.age_s)
+
+    def _keep(self) -> None:
+        """Save what is known for a later run, now and then while it is proved, and at the end."""
+        cluster_id = self._mirror.cluster_id
+        if self._snapshot is None or self._freshness.status != "fresh" or cluster_id is None:
+            return
+        if self._now < self._save_at and not self._host.stopping:
+            return
+        self._save_at = self._now + self._rng.uniform(_SAVE_EVERY_S / 2, _SAVE_EVERY_S)
+        self._snapshot.save(
+            cluster_id=cluster_id,
+            revision=self._mirror.revision,
+            records=self._mirror.records,
+            # As of the last proof, which is what counts.
+            wall=self._host.clock.wall() - (self._now - (self._freshness.proof_at or self._now)),
+        )
 
     def _refresh_failed(self, error: ReachError) -> None:
         self._lost(error)

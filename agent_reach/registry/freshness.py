@@ -61,6 +61,11 @@ class Freshness:
             self.refresh_by(confirm_at + self._rng.uniform(0.0, _CONFIRM_JITTER_S))
             self._grow_stale(now)
 
+    def recall(self, now: float, age_s: float) -> None:
+        """What is known is from a time when this process didn't run, and was proved `age_s` seconds ago."""
+        self.proof_at = now - age_s
+        self._grow_stale(now)
+
     def age(self, now: float) -> None:
         """Let knowledge grow old that nothing proved."""
         if self.status == "fresh" and now >= self._fresh_until:

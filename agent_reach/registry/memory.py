@@ -7,7 +7,6 @@ leases, create-only writes, watches with a history, compaction. Faults are scrip
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import math
 import threading
@@ -36,6 +35,7 @@ from agent_reach.ports import (
     WatchMessage,
     WatchProgress,
 )
+from agent_reach.registry.alarm import Alarm
 from agent_reach.registry.mailbox import Mailbox
 
 __all__ = ["MemoryRegistry"]
@@ -98,7 +98,7 @@ class MemoryRegistry:
         # Watches that ended but haven't been told yet.
         self._ended: list[Mailbox] = []
         self._frozen = False
-        self._alarm: tuple[asyncio.AbstractEventLoop, float, asyncio.Task[None] | asyncio.TimerHandle] | None = None
+        self._alarm = Alarm(self._clock, self._look_in)
         self._clear()
 
     @classmethod
@@ -314,10 +314,15 @@ class MemoryRegistry:
             with self._lock:
                 self._end_due_leases()
                 yield
-                self._set_alarm()
+                self._alarm.set(min((lease.ends_at for lease in self._leases.values()), default=None))
         finally:
             # Also after an error: leases may have ended.
             self._flush()
+
+    def _look_in(self) -> None:
+        """A lease is due."""
+        with self._locked():
+            pass
 
     def _flush(self) -> None:
         with self._lock:
@@ -391,38 +396,3 @@ class MemoryRegistry:
         with self._lock:
             if watch in self._watches:
                 self._watches.remove(watch)
-
-    # --- leases that end by themselves ---------------------------------------------------------------------
-
-    def _set_alarm(self) -> None:
-        """See to it that the running loop, if there is one, looks in when the next lease is due."""
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:
-            return
-        if not self._leases:
-            if self._alarm is not None and self._alarm[0] is loop:
-                self._alarm[2].cancel()
-                self._alarm = None
-            return
-        due = min(lease.ends_at for lease in self._leases.values())
-        # An earlier alarm sets the next one when it rings, so a renewal costs nothing here.
-        if self._alarm is not None and not self._alarm[0].is_closed() and self._alarm[1] <= due:
-            return
-        delay = max(0.0, due - self._clock.now())
-        handle: asyncio.Task[None] | asyncio.TimerHandle
-        if isinstance(self._clock, SystemClock):
-            handle = loop.call_later(delay, self._ring)
-        else:
-            handle = loop.create_task(self._ring_after(delay))
-        self._alarm = (loop, due, handle)
-
-    async def _ring_after(self, delay: float) -> None:
-        await self._clock.sleep(delay)
-        self._ring()
-
-    def _ring(self) -> None:
-        with self._lock:
-            self._alarm = None
-        with self._locked():
-            pass

@@ -101,6 +101,19 @@ class Mirror:
             self._infos |= infos
         return (*news, Reset(tuple(infos.values()), listing.revision, self._epoch, drop_missing=believed))
 
+    def take_snapshot(self, listing: Listing) -> tuple[News, ...]:
+        """Take in what was known in an earlier run, before the first list; that one then says who is gone."""
+        self._blank = False
+        self._cluster_id, self.revision, self._seen_revision = (
+            listing.cluster_id,
+            listing.revision,
+            listing.revision,
+        )
+        news: list[News] = []
+        self._infos = {r.agent_id: info for r in listing.records if (info := self._read(r, news)) is not None}
+        self._records = {raw.agent_id: raw for raw in listing.records}
+        return (*news, Reset(tuple(self._infos.values()), listing.revision, self._epoch))
+
     def take_changes(self, message: WatchChanges, now: float) -> tuple[News, ...]:
         """Take in what a watch brought; what is older than what is known says nothing new."""
         self._trust.heard(len(self._records), now)

@@ -12,7 +12,7 @@ import pytest
 from agent_reach.config import RegistryConfig
 from agent_reach.errors import AgentIdInUse, ConfigError, RegistryUnavailable, Unauthorized
 from agent_reach.ports import Created, Occupied
-from agent_reach.registry.announcing import _Holder
+from agent_reach.registry.holder import Holder
 from agent_reach.registry.memory import MemoryRegistry
 from agent_reach.testing import ManualClock
 from tests.registry.support import Announced, eventually, info
@@ -303,7 +303,7 @@ async def test_a_dead_holder_outlives_two_restarts_of_etcd_and_is_still_taken_ov
 @pytest.mark.parametrize("seed", range(50))
 def test_no_delay_of_an_answer_makes_a_dead_holder_look_alive_nor_a_living_one_dead(seed: int) -> None:
     rng = random.Random(seed)
-    dead, alive = _Holder(1), _Holder(1)
+    dead, alive = Holder(1), Holder(1)
     ends_at, now, phase_s = 15.0, 0.0, rng.uniform(0, 5)
     while now < 16.0:
         # The registry looks at its clock some time between the question and the answer, and drops the fraction.
@@ -326,18 +326,97 @@ async def test_a_holder_without_a_lease_is_refused_at_once(clock: ManualClock, r
     assert registry.list("prod").records[0].value == b"not json"
 
 
-async def test_our_own_entry_under_an_older_lease_is_no_rival_and_is_missed_for_a_second_at_most(
+async def test_our_own_entry_under_an_older_lease_is_moved_to_the_present_one_at_once(
+    clock: ManualClock, registry: Recorded
+) -> None:
+    """As after an answer that was lost: the lease of the first write is still there, and nobody renews it."""
+    older = registry.grant(15)
+    registry.create("prod", "a", info().to_bytes(), older)
+    announced = Announced(registry, clock)
+    announced.announcer.start()
+    await announced.announcer.wait_registered(5)
+    (record,) = registry.list("prod").records
+    assert record.lease == registry.granted[-1] != older
+    revision = registry.revision
+    await clock.advance(60)
+    assert ids(registry) == ["a"]
+    assert registry.revision == revision, "written once"
+    await announced.announcer.withdraw(5)
+
+
+async def test_our_own_entry_without_a_lease_gets_one(clock: ManualClock, registry: Recorded) -> None:
+    registry.put_raw("prod", "a", info().to_bytes())
+    announced = Announced(registry, clock)
+    announced.announcer.start()
+    await announced.announcer.wait_registered(5)
+    assert registry.list("prod").records[0].lease == registry.granted[-1]
+    await announced.announcer.withdraw(5)
+    assert ids(registry) == []
+
+
+async def test_a_record_that_changes_is_written_over_the_old_one_under_the_same_lease(
     clock: ManualClock, registry: Recorded
 ) -> None:
     announced = Announced(registry, clock)
-    registry.put_raw("prod", "a", announced.info.to_bytes(), registry.grant(15))
-    await clock.advance(2)
     announced.announcer.start()
-    await clock.advance(1)
-    assert announced.status == "registered"
-    await clock.advance(13.1)
-    assert ids(registry) == ["a"], "the older lease ended at 15, the heartbeats come at 12 and 17"
+    await announced.announcer.wait_registered(5)
+    (before,) = registry.list("prod").records
+    announced.info = info(url="http://10.0.0.2:9000")
+    await announced.announcer.rewrite(5)
+    (after,) = registry.list("prod").records
+    assert after.value == announced.info.to_bytes()
+    assert after.lease == before.lease
+    assert len(registry.granted) == 1
+    assert announced.said == ["registered"]
     await announced.announcer.withdraw(5)
+    assert ids(registry) == []
+
+
+async def test_a_record_that_changes_while_the_registry_is_down_is_written_when_it_is_back(
+    clock: ManualClock, registry: Recorded
+) -> None:
+    announced = Announced(registry, clock)
+    announced.announcer.start()
+    await announced.announcer.wait_registered(5)
+    registry.down()
+    announced.info = info(url="http://10.0.0.2:9000")
+    writing = asyncio.ensure_future(announced.announcer.rewrite(5))
+    await clock.advance(6)
+    with pytest.raises(
+        RegistryUnavailable, match=r"the new record of agent a was not written within 5 s.*memory://"
+    ):
+        await writing
+    registry.up()
+    await clock.advance(3)
+    assert registry.list("prod").records[0].value == announced.info.to_bytes()
+    await announced.announcer.withdraw(5)
+
+
+async def test_a_change_before_the_start_or_after_the_end_waits_for_nothing(
+    clock: ManualClock, registry: Recorded
+) -> None:
+    announced = Announced(registry, clock)
+    await announced.announcer.rewrite(5)
+    announced.announcer.start()
+    await announced.announcer.withdraw(5)
+    with pytest.raises(RegistryUnavailable, match="was not written"):
+        await announced.announcer.rewrite(5)
+    assert clock.now() == 0.0
+
+
+async def test_a_successors_entry_is_not_written_over_by_its_predecessors_change(
+    clock: ManualClock, registry: Recorded
+) -> None:
+    announced = Announced(registry, clock)
+    announced.announcer.start()
+    await announced.announcer.wait_registered(5)
+    registry.put_raw("prod", "a", info(incarnation="successor").to_bytes(), registry.grant(100))
+    announced.info = info(url="http://10.0.0.2:9000")
+    with pytest.raises(RegistryUnavailable):
+        await asyncio.gather(announced.announcer.rewrite(3), clock.advance(4))
+    assert registry.list("prod").records[0].value == info(incarnation="successor").to_bytes()
+    await announced.announcer.withdraw(5)
+    assert ids(registry) == ["a"]
 
 
 async def test_a_lease_that_lives_no_longer_is_replaced_also_while_the_entry_is_still_there(

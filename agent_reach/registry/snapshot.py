@@ -1,0 +1,142 @@
+"""The last good view of a namespace as a file, so that a process that starts while the registry is down can call.
+
+One JSON object: `schema` 1, `registry` (for people), `namespace`, `cluster_id`, `revision`, `saved_at` (when it was
+proved, epoch seconds), and `records`, each with `agent_id`, `value` (the record as text), `revision` and `lease`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from agent_reach.ports import Listing, RawRecord
+
+__all__ = ["Snapshot", "SnapshotFile"]
+
+_log = logging.getLogger(__name__)
+
+_SCHEMA = 1
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(strict=True)
+    agent_id: str
+    value: str
+    revision: int
+    lease: int
+
+
+class _Content(BaseModel):
+    model_config = ConfigDict(strict=True)
+    namespace: str
+    cluster_id: int
+    revision: int
+    saved_at: float
+    records: list[_Record]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A view that was proved `age_s` seconds ago."""
+
+    listing: Listing
+    age_s: float
+
+
+class SnapshotFile:
+    """One client's snapshot. What goes wrong with it is logged, once for each reason: it is only a help."""
+
+    def __init__(self, path: str | os.PathLike[str], *, registry: str, namespace: str, max_age_s: float) -> None:
+        self._path = Path(path)
+        self._registry = registry
+        self._namespace = namespace
+        self._max_age_s = max_age_s
+        self._complained = ""
+
+    def load(self, wall: float) -> Snapshot | None:
+        """Read it; None if there is none that can be used. `wall` is now, in epoch seconds."""
+        try:
+            content = _parse(self._path.read_bytes())
+            # Not the registry's address: members may have been replaced because of this very outage.
+            if content.namespace != self._namespace:
+                raise ValueError(f"it is of namespace {content.namespace!r}; each needs a file of its own")
+            # The clock may have been set back meanwhile.
+            age_s = max(0.0, wall - content.saved_at)
+            if age_s > self._max_age_s:
+                raise ValueError(f"it is {age_s:.0f} s old; at most {self._max_age_s:g} s were allowed")
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            self._complain(f"the snapshot {self._path} isn't used: {error}")
+            return None
+        records = tuple(RawRecord(r.agent_id, r.value.encode(), r.revision, r.lease) for r in content.records)
+        return Snapshot(Listing(content.cluster_id, content.revision, records), age_s)
+
+    def save(self, *, cluster_id: int, revision: int, records: Iterable[RawRecord], wall: float) -> None:
+        """Write it, readable to its owner only, all or nothing: whoever reads meanwhile gets the one before."""
+        content = {
+            "schema": _SCHEMA,
+            "registry": self._registry,
+            "namespace": self._namespace,
+            "cluster_id": cluster_id,
+            "revision": revision,
+            "saved_at": wall,
+            "records": [
+                {"agent_id": r.agent_id, "value": text, "revision": r.revision, "lease": r.lease}
+                for r in records
+                if (text := _text(r.value)) is not None
+            ],
+        }
+        try:
+            with tempfile.NamedTemporaryFile(
+                "w", encoding="utf-8", dir=self._path.parent, prefix=f".{self._path.name}.", delete=False
+            ) as file:
+                try:
+                    json.dump(content, file)
+                    file.flush()
+                    os.fsync(file.fileno())
+                    os.replace(file.name, self._path)
+                except BaseException:
+                    with suppress(OSError):
+                        os.unlink(file.name)
+                    raise
+        except OSError as error:
+            self._complain(f"the snapshot {self._path} can't be written: {error}")
+
+    def _complain(self, problem: str) -> None:
+        if problem != self._complained:
+            self._complained = problem
+            _log.warning("%s", problem)
+
+
+def _parse(data: bytes) -> _Content:
+    try:
+        raw = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"it isn't JSON ({error})") from None
+    if not isinstance(raw, dict):
+        raise ValueError("it isn't a JSON object")  # noqa: TRY004 - told like any other fault of the file
+    if (schema := raw.get("schema")) != _SCHEMA:
+        raise ValueError(f"its schema is {schema!r}; this version reads {_SCHEMA}")
+    try:
+        return _Content.model_validate(raw)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ValueError(f"{where}: {first['msg']}") from None
+
+
+def _text(value: bytes) -> str | None:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        # Unreadable in the registry, so unreadable here; nothing is lost.
+        return None
