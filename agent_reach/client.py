@@ -20,6 +20,7 @@ from agent_reach.dialing.httpx_dialer import HttpxDialer
 from agent_reach.dialing.local import LocalDialer
 from agent_reach.errors import ClientNotOpen, ConfigError, ReachError
 from agent_reach.events import Event
+from agent_reach.forks import check_usable_here, leave_loop, on_fork
 from agent_reach.handlers import HandlerSpec, specs_of
 from agent_reach.home import Home, end_of_program
 from agent_reach.identity import identify
@@ -111,14 +112,17 @@ class ReachClient:
         self._local = LocalDialer(self._registry.apps) if isinstance(self._registry, MemoryRegistry) else None
         self._dialer: Dialer = dialer or HttpxDialer()
         self._owns_dialer = dialer is None
+        self._owns_rng = rng is None
         runtime = Runtime(self._config, self._clock, rng or random.Random(), self._emit, self._dialer_for)
+        self._runtime = runtime
         self._knowledge = Knowledge(self.namespace, runtime)
         self._caller = Caller(self.agent_id, self.namespace, knowledge=self._knowledge, runtime=runtime)
         self._served = ServedAgent(self._identity, specs, knowledge=self._knowledge, runtime=runtime)
         self._home: Home | None = None
         self._opening: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
-        self._was_closed = False
+        self._registry_is_spent = False
+        on_fork(self, ReachClient._in_child)
 
     def __repr__(self) -> str:
         what = f"{len(self._knowledge.index)} instances known" if self._home is not None else "closed"
@@ -126,7 +130,7 @@ class ReachClient:
 
     @property
     def agent_id(self) -> str:
-        """This instance's id."""
+        """This instance's id. A generated one is another in a forked child that got this client unopened."""
         return self._identity.agent_id
 
     @property
@@ -138,10 +142,14 @@ class ReachClient:
 
     async def __aenter__(self) -> Self:
         if self._home is not None:
+            if self._home.pid != os.getpid():
+                self._require_home()
             raise ClientNotOpen(f"{self.agent_id} is open already: enter a client once, or make a second one")
-        self._home = Home.here()
-        if self._was_closed and self._registry_url is not None:
+        if self._registry_is_spent and self._registry_url is not None:
             self._registry = open_registry(self._registry_url, self._config.registry, self._clock)
+            self._registry_is_spent = False
+        check_usable_here(self._registry.address)
+        self._home = Home.here()
         self._opening = asyncio.get_running_loop().create_task(self._open_parts())
         try:
             await self._opening
@@ -165,7 +173,6 @@ class ReachClient:
             return
         if self._home.pid != os.getpid():
             # All that could be closed is the parent's, sockets and threads alike: leave it alone.
-            self._home = None
             return
         self._require_home()
         if self._closing is None:
@@ -186,8 +193,25 @@ class ReachClient:
                 steps.push_async_callback(self._knowledge.close)
                 await self._served.close()
         finally:
-            self._was_closed = True
+            self._registry_is_spent = True
             self._home = self._closing = self._opening = None
+
+    def _in_child(self) -> None:
+        """Take note of a fork, in the child.
+
+        A client that was open belongs to the parent, and stays closed here. One that wasn't (made while a server
+        loads its application, before it forks its workers) becomes an agent of its own.
+        """
+        if self._home is not None:
+            leave_loop(self._home.loop)
+            return
+        self._identity = self._identity.for_child()
+        self._caller = Caller(self.agent_id, self.namespace, knowledge=self._knowledge, runtime=self._runtime)
+        self._served.begin_anew(self._identity)
+        self._registry_is_spent = True
+        if self._owns_rng:
+            # Or all workers would draw alike: the same instances, and the same pauses.
+            self._runtime.rng.seed()
 
     def asgi(self) -> ReachApp:
         """Return the ASGI app that serves the handlers, to mount in FastAPI or Starlette or to run bare.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agent_reach.addresses import parse_listen
 from agent_reach.errors import ConfigError
@@ -25,6 +25,16 @@ class Identity:
     listen: str | None
     advertise: str | None
     zone: str | None
+    # True if nobody chose the id, so that a forked worker may take another.
+    generated: bool = False
+
+    def for_child(self) -> Identity:
+        """The identity of a forked copy: a generated id is drawn anew, a chosen one stays."""
+        return replace(self, agent_id=_generate(self.name)) if self.generated else self
+
+
+def _generate(stem: str) -> str:
+    return f"{stem}-{secrets.token_hex(4)}"
 
 
 def identify(
@@ -58,7 +68,7 @@ def identify(
     except ValueError as error:
         raise ConfigError(f"name={stem!r} can't begin an agent id: {error}") from None
     try:
-        settled_id = check_agent_id(wanted_id or f"{stem}-{secrets.token_hex(4)}")
+        settled_id = check_agent_id(wanted_id or _generate(stem))
         settled_namespace = check_namespace(given(namespace, "NAMESPACE") or "default")
         settled_advertise = given(advertise, "ADVERTISE")
         if settled_advertise is not None:
@@ -73,4 +83,5 @@ def identify(
         listen=settled_listen,
         advertise=settled_advertise,
         zone=given(zone, "ZONE"),
+        generated=wanted_id is None,
     )

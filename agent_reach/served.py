@@ -107,6 +107,12 @@ class ServedAgent:
         if isinstance(registry, MemoryRegistry) and registry.apps.get(self._local_url) is app:
             del registry.apps[self._local_url]
 
+    def begin_anew(self, identity: Identity) -> None:
+        """Serve as `identity`: in a forked child, for a client that isn't open. A mounted app stays where it is."""
+        self._identity = identity
+        if self._app is not None:
+            self._app.begin_anew(identity.agent_id)
+
     # --- mounted -------------------------------------------------------------------------------------------
 
     def asgi(self, *, enter: Callable[[], Awaitable[object]], leave: Callable[[], Awaitable[object]]) -> ReachApp:

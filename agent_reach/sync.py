@@ -61,6 +61,7 @@ class SyncReachClient:
 
     def __enter__(self) -> Self:
         if self._loop is not None:
+            self._require_own_process()
             raise ClientNotOpen(f"{self.agent_id} is open already: enter a client once, or make a second one")
         self._pid = os.getpid()
         self._loop = asyncio.new_event_loop()
@@ -86,7 +87,6 @@ class SyncReachClient:
             return
         if self._pid != os.getpid():
             # The thread stayed with the parent, and so does everything that could be closed.
-            self._loop = self._thread = None
             return
         try:
             self._wait(self._client.aclose)
@@ -171,13 +171,9 @@ class SyncReachClient:
             raise ClientNotOpen(
                 f"SyncReachClient {self.agent_id} isn't open: use it inside `with SyncReachClient(...) as reach:`"
             )
+        self._require_own_process()
         if threading.current_thread() is self._thread:
             raise ReachError("SyncReachClient would wait for itself: use ReachClient and await in async code")
-        if self._pid != os.getpid():
-            raise ClientNotOpen(
-                f"SyncReachClient {self.agent_id} was opened before a fork, and its thread stayed with the parent: "
-                "open one in each process"
-            )
         context = contextvars.copy_context()
 
         async def run_in_context() -> R:
@@ -195,6 +191,13 @@ class SyncReachClient:
         except BaseException:
             future.cancel()
             raise
+
+    def _require_own_process(self) -> None:
+        if self._pid != os.getpid():
+            raise ClientNotOpen(
+                f"SyncReachClient {self.agent_id} was opened before a fork, and its thread stayed with the parent: "
+                "open one in each process"
+            )
 
     def _closed_meanwhile(self) -> ClientNotOpen:
         return ClientNotOpen(f"SyncReachClient {self.agent_id} was closed while it was being used")

@@ -117,6 +117,12 @@ class ReachApp:
         self.loop = loop
         self._dispatcher.state = "accepting"
 
+    def begin_anew(self, agent_id: str) -> None:
+        """Be the app of `agent_id` under a new incarnation; for one that was never started in this process."""
+        self._agent_id = agent_id
+        self._complained = False
+        self._renew(secrets.token_hex(8))
+
     def begin_drain(self) -> None:
         """Say `draining` in every answer and in `/ready`; calls are still accepted."""
         if self.state == "accepting":

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import os
 import socket
 from collections.abc import Iterator
 from typing import Any
 
 from agent_reach.addresses import parse_listen
 from agent_reach.errors import ConfigError
+from agent_reach.forks import on_fork
 
 __all__ = ["UvicornServer"]
 
@@ -38,6 +40,8 @@ class UvicornServer:
         self.host, self.port = parse_listen(listen)
         self._server: Any = None
         self._task: asyncio.Task[None] | None = None
+        self._sock: socket.socket | None = None
+        on_fork(self, UvicornServer._in_child)
 
     async def start(self) -> None:
         """Bind and return once connections are accepted.
@@ -45,7 +49,7 @@ class UvicornServer:
         Raises ConfigError if the address is taken or isn't this host's, or if uvicorn isn't installed.
         """
         server_class = _server_class()
-        sock = _bind(self._listen, self.host, self.port)
+        sock = self._sock = _bind(self._listen, self.host, self.port)
         try:
             self.port = sock.getsockname()[1]
             server = server_class(self._app)
@@ -94,6 +98,23 @@ class UvicornServer:
                 listening.close()
             for connection in list(self._server.server_state.connections):
                 connection.transport.abort()
+
+    def _in_child(self) -> None:
+        """Let go of the sockets after a fork.
+
+        A child that outlives its parent would keep the port taken, and callers waiting for an answer that nobody
+        gives. And when it ends, uvicorn would answer 500 to whatever the parent is just answering.
+        """
+        sockets = [] if self._sock is None else [self._sock]
+        if self._server is not None:
+            connections = self._server.server_state.connections
+            sockets += [connection.transport.get_extra_info("socket") for connection in list(connections)]
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for sock in sockets:
+            # Not closed: whoever holds the number closes it once more, and it may be another's by then.
+            if sock is not None and sock.fileno() >= 0:
+                os.dup2(nowhere, sock.fileno(), inheritable=False)
+        os.close(nowhere)
 
 
 def _server_class() -> Any:
