@@ -43,6 +43,7 @@ from agent_reach.context import current_call
 from agent_reach.events import BreakerChanged, CallEnded, CallServed, ContractClash, Event
 from agent_reach.ports import Answer, BadAnswer, DialRequest, DialResult, MaybeExecuted, NeverSent
 from agent_reach.testing import ManualClock
+from tests.registry.support import eventually
 from tests.routing.world import CAPABILITY, agent
 
 
@@ -1083,11 +1084,12 @@ async def test_an_agent_changes_what_it_says_of_itself_and_keeps_its_entry() -> 
         await kb.update(metadata={"model": "large"}, weight=2)
         (after,) = registry.list("default").records
         assert after.lease == before.lease
-        (seen,) = await caller.wait_for("echo.context.v1", 5)
-        assert (dict(seen.metadata), seen.weight) == ({"model": "large"}, 2.0)
+        await eventually(
+            lambda: [(dict(a.metadata), a.weight) for a in caller.agents()] == [({"model": "large"}, 2.0)]
+        )
         await kb.update(weight=3)
-        (seen,) = await caller.wait_for("echo.context.v1", 5)
-        assert (dict(seen.metadata), seen.weight) == ({"model": "large"}, 3.0), "what isn't given stays"
+        await eventually(lambda: caller.agents()[0].weight == 3.0)
+        assert caller.agents()[0].metadata == {"model": "large"}, "what isn't given stays"
         for bad in (
             {"weight": 0},
             {"weight": float("nan")},
