@@ -26,7 +26,7 @@ from agent_reach.runtime import Runtime
 __all__ = ["Registration"]
 
 # Closing must not wait for an etcd that is down; the entry then ends with its lease.
-_WITHDRAW_S = 1.5
+_WITHDRAW_S = 1.2
 # How often the app is asked whether it answers yet, at first and later, and when somebody is told that it doesn't.
 _PROBE_EVERY_S = 0.1
 _PROBE_SELDOM_S = 2.0

@@ -62,7 +62,7 @@ class Watcher:
         """Begin to list and watch. Needs a running event loop; returns at once."""
         self._host.start()
 
-    async def stop(self, timeout_s: float = 1.0) -> None:
+    async def stop(self, timeout_s: float = 0.3) -> None:
         """Stop; nothing is applied or emitted afterwards. A stuck request is left behind after `timeout_s`."""
         self._stopped = True
         self._changed.fire()

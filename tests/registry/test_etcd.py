@@ -283,7 +283,8 @@ async def test_the_end_of_the_server_is_told_to_every_watch_once(own_etcd: EtcdS
 async def test_cancelled_watches_and_closed_registries_leave_no_thread(etcd: EtcdServer, namespace: str) -> None:
     registry = connect(etcd)
     mail: list[WatchMessage] = []
-    cancels = [registry.watch(namespace, 1, mail.append).cancel for _ in range(5)]
+    behind = registry.list(namespace).revision + 1
+    cancels = [registry.watch(namespace, behind, mail.append).cancel for _ in range(5)]
     for cancel in cancels[:3]:
         cancel()
     registry.close()
