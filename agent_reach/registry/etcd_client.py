@@ -7,11 +7,12 @@ from typing import Any, Literal, TypeAlias
 
 import grpc
 import pyetcd
+from pyetcd import etcdrpc
 from pyetcd.exceptions import NoServerAvailableError
 
 from agent_reach.errors import ConfigError
 
-__all__ = ["Fault", "FaultKind", "Login", "classify", "connect", "fault_of", "read_tls"]
+__all__ = ["Fault", "FaultKind", "Login", "classify", "connect", "fault_of", "log_in", "read_tls"]
 
 FaultKind: TypeAlias = Literal[
     "unreachable", "hung", "lease_lost", "compacted", "stale_token", "unauthorized", "forbidden", "other"
@@ -66,28 +67,26 @@ class Fault:
     details: str
 
 
-def connect(endpoint: str, *, timeout_s: float, tls: grpc.ChannelCredentials | None, login: Login | None) -> Any:
-    """Build a client for one member (and log in there, if there is a user). The caller closes it.
+def connect(
+    endpoint: str, *, timeout_s: float, tls: grpc.ChannelCredentials | None, token: str | None = None
+) -> Any:
+    """Build a client for one member; nothing is sent yet. The caller closes it.
 
     One for each purpose: pyetcd shares a client's watches, and marks a member as failed for all its users.
     """
     host, _, port = endpoint.rpartition(":")
     # A pause of 0 s: whether this member is asked again is for its user to say.
     member = pyetcd.Endpoint(host, int(port), tls is not None, tls, 0.0, list(_CHANNEL_OPTIONS.items()))
-    try:
-        client = pyetcd.MultiEndpointEtcd3Client(
-            [member],
-            timeout=timeout_s,
-            user=login.username if login else None,
-            password=login.password if login else None,
-        )
-    except BaseException:
-        member.close()
-        raise
-    # The token travels as metadata; as call credentials gRPC would refuse it over plaintext.
-    client.call_credentials = None
-    client.metadata = (*(client.metadata or ()), _HAS_LEADER)
+    client = pyetcd.MultiEndpointEtcd3Client([member], timeout=timeout_s)
+    # As metadata: pyetcd's own way, as call credentials, gRPC refuses over plaintext.
+    client.metadata = (_HAS_LEADER,) if token is None else (_HAS_LEADER, ("token", token))
     return client
+
+
+def log_in(client: Any, login: Login) -> str:
+    """Return a token for this user; it is good at every member."""
+    request = etcdrpc.AuthenticateRequest(name=login.username, password=login.password)
+    return str(client.authstub.Authenticate(request, client.timeout).token)
 
 
 def fault_of(error: BaseException) -> Fault:

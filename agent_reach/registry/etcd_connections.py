@@ -9,6 +9,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -19,7 +20,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
 from agent_reach.config import RegistryConfig
 from agent_reach.errors import Forbidden, ReachError, RegistryUnavailable, Unauthorized
 from agent_reach.ports import LeaseLost, WatchMessage
-from agent_reach.registry.etcd_client import Fault, Login, connect, fault_of
+from agent_reach.registry.etcd_client import Fault, Login, connect, fault_of, log_in
 from agent_reach.registry.etcd_watch import EtcdWatch
 from agent_reach.registry.keys import ROOT
 from agent_reach.registry.members import Members
@@ -33,6 +34,7 @@ T = TypeVar("T")
 class _Connection:
     endpoint: str
     client: Any
+    token: str | None
 
 
 class EtcdConnections:
@@ -56,6 +58,9 @@ class EtcdConnections:
         self._tls = tls
         self._login = login
         self._lock = threading.Lock()
+        # One login serves every connection: each costs etcd a slow hash.
+        self._logging_in = threading.Lock()
+        self._token: str | None = None
         self._members = Members(self._endpoints, config, rng)
         # What the member that failed last said, for those who come before one is asked again.
         self._last_problem = ""
@@ -82,7 +87,7 @@ class EtcdConnections:
             except (grpc.RpcError, Etcd3Exception) as error:
                 fault = fault_of(error)
                 if connection is not None and fault.kind in ("unreachable", "hung", "stale_token"):
-                    self._discard(role, connection)
+                    self._discard(role, connection, fault)
                 if was_there and fault.kind == "unreachable":
                     # That an old connection broke says little; a new one will tell.
                     raise _AskAgain(self._translate(fault)) from None
@@ -192,7 +197,7 @@ class EtcdConnections:
         if kept is not None and kept.endpoint == endpoint:
             return kept, True
         # Not under the lock: it may log in, and `close` must not wait for that.
-        made = _Connection(endpoint, self._connect(endpoint))
+        made = self._connect(endpoint)
         with self._lock:
             # We may have been closed meanwhile, or another thread was quicker.
             closed, there = self._closed, self._kept.get(role)
@@ -207,8 +212,24 @@ class EtcdConnections:
         # Of two that were made at once the one that is kept serves both.
         return (there, True) if surplus is made and there is not None else (made, False)
 
-    def _connect(self, endpoint: str) -> Any:
-        return connect(endpoint, timeout_s=self._timeout_s, tls=self._tls, login=self._login)
+    def _connect(self, endpoint: str) -> _Connection:
+        token = self._current_token(endpoint) if self._login is not None else None
+        client = connect(endpoint, timeout_s=self._timeout_s, tls=self._tls, token=token)
+        return _Connection(endpoint, client, token)
+
+    def _current_token(self, endpoint: str) -> str | None:
+        """Log in, unless that was done; of several who need it at once one does."""
+        assert self._login is not None
+        with self._logging_in:
+            if self._token is None:
+                with closing(connect(endpoint, timeout_s=self._timeout_s, tls=self._tls)) as client:
+                    self._token = log_in(client, self._login)
+            return self._token
+
+    def _forget_token(self, token: str | None) -> None:
+        with self._logging_in:
+            if self._token == token:
+                self._token = None
 
     def _check_usable(self) -> None:
         if self._closed:
@@ -216,11 +237,14 @@ class EtcdConnections:
         if self._pid != os.getpid():
             # After a fork the parent's connections are of no use to us, nor ours to close.
             self._kept, self._watches, self._pid = {}, set(), os.getpid()
+            self._logging_in = threading.Lock()
 
     def _was_closed(self) -> RegistryUnavailable:
         return RegistryUnavailable(self._text("was closed"), endpoints=self._endpoints)
 
-    def _discard(self, role: str, connection: _Connection) -> None:
+    def _discard(self, role: str, connection: _Connection, fault: Fault) -> None:
+        if fault.kind == "stale_token":
+            self._forget_token(connection.token)
         with self._lock:
             ours = self._kept.get(role) is connection
             if ours:
@@ -230,17 +254,15 @@ class EtcdConnections:
 
     def _watch(self, prefix: bytes, from_revision: int, deliver: Callable[[WatchMessage], None]) -> EtcdWatch:
         endpoint = self._pick()
-        client = None
+        connection = None
         try:
-            client = self._connect(endpoint)
-            watch = EtcdWatch(client, endpoint, prefix, from_revision, deliver, self._watch_ended)
-        except (grpc.RpcError, Etcd3Exception) as error:
-            if client is not None:
-                client.close()
-            raise self._judge(endpoint, fault_of(error)) from None
-        except BaseException:
-            if client is not None:
-                client.close()
+            connection = self._connect(endpoint)
+            watch = EtcdWatch(connection.client, endpoint, prefix, from_revision, deliver, self._watch_ended)
+        except BaseException as error:
+            if connection is not None:
+                connection.client.close()
+            if isinstance(error, grpc.RpcError | Etcd3Exception):
+                raise self._judge(endpoint, fault_of(error)) from None
             raise
         with self._lock:
             self._watches.add(watch)
@@ -250,6 +272,8 @@ class EtcdConnections:
         fault = watch.wait_created(self._timeout_s)
         if fault is not None:
             watch.cancel()
+            if fault.kind == "stale_token":
+                self._forget_token(connection.token)
             raise self._judge(endpoint, fault)
         self._worked(endpoint)
         return watch

@@ -25,6 +25,7 @@ from agent_reach.config import RegistryConfig
 from agent_reach.errors import AgentIdInUse, ConfigError, Forbidden, RegistryUnavailable, Unauthorized
 from agent_reach.ports import Created, SystemClock, WatchChanges, WatchLost, WatchMessage
 from agent_reach.registry.etcd import _PAGE, EtcdRegistry
+from agent_reach.registry.etcd_client import Login, log_in
 from agent_reach.registry.keys import agent_id_of, key_of, prefix_of
 from agent_reach.registry.urls import open_registry
 from agent_reach.testing.etcd import EtcdServer, _free_ports
@@ -599,6 +600,27 @@ async def test_tokens_that_age_out_are_renewed_without_anybody_noticing(auth_etc
     await eventually(lambda: any(isinstance(message, WatchChanges) for message in mail))
     cancel()
     registry.revoke(lease)
+    registry.close()
+
+
+async def test_one_login_serves_every_connection_and_one_more_each_token_that_aged_out(
+    auth_etcd: EtcdServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logins: list[str] = []
+
+    def counted(client: object, login: Login) -> str:
+        logins.append(log_in(client, login))
+        return logins[-1]
+
+    monkeypatch.setattr("agent_reach.registry.etcd_connections.log_in", counted)
+    registry = login(auth_etcd, "reader", "s3cret")
+    with ThreadPoolExecutor(4) as pool:
+        for expected in (1, 2):
+            for done in [pool.submit(request) for request in requests_of(registry, "mine")]:
+                done.result(10)
+            assert len(logins) == expected
+            # Past the token's time.
+            await asyncio.sleep(4)
     registry.close()
 
 
