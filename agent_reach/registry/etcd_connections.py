@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import grpc
@@ -35,6 +35,8 @@ class _Connection:
     endpoint: str
     client: Any
     token: str | None
+    # Whether the token is as old as this connection.
+    just_logged_in: bool
 
 
 class EtcdConnections:
@@ -213,18 +215,19 @@ class EtcdConnections:
         return (there, True) if surplus is made and there is not None else (made, False)
 
     def _connect(self, endpoint: str) -> _Connection:
-        token = self._current_token(endpoint) if self._login is not None else None
+        token, is_new = self._current_token(endpoint) if self._login is not None else (None, False)
         client = connect(endpoint, timeout_s=self._timeout_s, tls=self._tls, token=token)
-        return _Connection(endpoint, client, token)
+        return _Connection(endpoint, client, token, is_new)
 
-    def _current_token(self, endpoint: str) -> str | None:
+    def _current_token(self, endpoint: str) -> tuple[str, bool]:
         """Log in, unless that was done; of several who need it at once one does."""
         assert self._login is not None
         with self._logging_in:
-            if self._token is None:
-                with closing(connect(endpoint, timeout_s=self._timeout_s, tls=self._tls)) as client:
-                    self._token = log_in(client, self._login)
-            return self._token
+            if self._token is not None:
+                return self._token, False
+            with closing(connect(endpoint, timeout_s=self._timeout_s, tls=self._tls)) as client:
+                self._token = log_in(client, self._login)
+            return self._token, True
 
     def _forget_token(self, token: str | None) -> None:
         with self._logging_in:
@@ -272,6 +275,9 @@ class EtcdConnections:
         fault = watch.wait_created(self._timeout_s)
         if fault is not None:
             watch.cancel()
+            if fault.kind == "forbidden" and self._login is not None and not connection.just_logged_in:
+                # What etcd says of a watch with a token that aged out, too; a new one will tell.
+                fault = replace(fault, kind="stale_token")
             if fault.kind == "stale_token":
                 self._forget_token(connection.token)
             raise self._judge(endpoint, fault)
