@@ -90,6 +90,24 @@ async def test_after_an_outage_and_a_wipe_the_entry_is_back_within_the_backoff(
     await announced.announcer.withdraw(5)
 
 
+async def test_agents_that_register_together_part_ways(clock: ManualClock, registry: Recorded) -> None:
+    """Else all of them would ask in the same second, each third of a lease, for ever."""
+    crowd = [Announced(registry, clock, info(f"a{n}"), seed=n) for n in range(100)]
+    for one in crowd:
+        one.announcer.start()
+    await clock.advance(60)
+    registry.renewed.clear()
+    counts = []
+    for _ in range(10):
+        before = len(registry.renewed)
+        await clock.advance(0.5)
+        counts.append(len(registry.renewed) - before)
+    assert sum(counts) >= 100
+    assert max(counts) <= 30
+    for one in crowd:
+        await one.announcer.withdraw(5)
+
+
 async def test_a_short_outage_is_no_loss(clock: ManualClock, registry: Recorded) -> None:
     announced = Announced(registry, clock)
     announced.announcer.start()

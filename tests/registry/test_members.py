@@ -99,6 +99,17 @@ def test_a_member_that_hangs_blocks_nobody() -> None:
     assert [some.pick(0.0) for _ in range(3)] == ["a", "a", "a"]
 
 
+def test_a_member_that_hangs_after_it_was_refused_blocks_nobody_either() -> None:
+    some = members("a")
+    now = 0.0
+    for _ in range(6):
+        some.failed("a", now)
+        now += some.wait_s(now)
+        assert some.pick(now) == "a"
+    some.hung("a")
+    assert [some.pick(now) for _ in range(3)] == ["a", "a", "a"]
+
+
 def test_news_of_one_failure_from_several_connections_counts_once() -> None:
     one, many = members("a"), members("a")
     one.failed("a", 0.0)

@@ -14,7 +14,7 @@ import pytest
 from agent_reach.config import RegistryConfig
 from agent_reach.errors import Forbidden, RegistryUnavailable
 from agent_reach.events import RecordSkipped
-from agent_reach.ports import Listing, Probe, RawRecord, Watch, WatchMessage
+from agent_reach.ports import Listing, Probe, RawRecord, Watch, WatchMessage, WatchProgress
 from agent_reach.registry.mailbox import Mailbox
 from agent_reach.registry.memory import MemoryRegistry
 from agent_reach.testing import ManualClock
@@ -385,10 +385,12 @@ async def test_a_probe_that_fails_on_a_new_watch_ends_that_watch_unread(
     put(registry, "a")
     watched = await loaded(registry, clock)
     registry.drop_watches("cut")
-    registry.fail_next("probe", RegistryUnavailable("slow"), times=3)
+    for request in ("probe", "list"):
+        registry.fail_next(request, RegistryUnavailable("slow"), times=3)
     put(registry, "b")
-    await clock.advance(0.1)
-    assert watched.ids == ["a"], "nobody knows whether this is still the same store"
+    while len(registry.probed) < 4:
+        assert watched.ids == ["a"], "nobody knows whether this is still the same store"
+        await clock.advance(0.05)
     await clock.advance(10)
     assert watched.ids == ["a", "b"]
     assert watched.said == ["connected", "lost", "connected"]
@@ -416,6 +418,58 @@ async def test_a_change_that_the_watch_lost_is_found_by_the_count(clock: ManualC
     await clock.advance(21)
     assert watched.ids == ["b", "c"]
     assert len(registry.listed) == 2
+    await watched.watcher.stop()
+
+
+async def test_a_replacement_that_the_watch_lost_is_found_by_comparing(
+    clock: ManualClock, registry: Counting
+) -> None:
+    for agent_id in "abc":
+        put(registry, agent_id)
+    watched = await loaded(registry, clock)
+    mail, Mailbox.put = Mailbox.put, lambda self, message: None  # type: ignore[method-assign]
+    put(registry, "a", incarnation="other")
+    Mailbox.put = mail  # type: ignore[method-assign]
+    await clock.advance(21)
+    assert watched.index.instances["a"].info.incarnation == "other"
+    assert len(registry.listed) == 2
+    await watched.watcher.stop()
+
+
+async def test_once_a_watch_that_went_on_is_confirmed_the_trouble_is_over(
+    clock: ManualClock, registry: Counting
+) -> None:
+    for agent_id in "abc":
+        put(registry, agent_id)
+    watched = await loaded(registry, clock)
+    registry.drop_watches("cut")
+    await clock.advance(3)
+    registry.freeze_watches()
+    for agent_id in "abc":
+        registry.delete("prod", agent_id)
+    await clock.advance(24)
+    assert (watched.ids, watched.status) == ([], "fresh"), "a list that says so is believed"
+    await watched.watcher.stop()
+
+
+async def test_while_a_watch_owes_its_answer_nothing_more_is_asked(
+    clock: ManualClock, registry: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(registry, "a")
+    watched = await loaded(registry, clock)
+    deliver = Mailbox.put
+
+    def put_but_progress(self: Mailbox, message: WatchMessage) -> None:
+        if not isinstance(message, WatchProgress):
+            deliver(self, message)
+
+    monkeypatch.setattr(Mailbox, "put", put_but_progress)
+    while len(registry.probed) < 2:
+        await clock.advance(0.1)
+    for number in range(25):
+        put(registry, "a", incarnation=str(number))
+        await clock.advance(0.1)
+    assert (len(registry.probed), len(registry.listed)) == (2, 1)
     await watched.watcher.stop()
 
 
