@@ -103,11 +103,12 @@ class Direction:
             await self.opened()
             size = len(data) if self._rate is None else max(1, int(self._rate * _TRICKLE_S))
             part, data = data[:size], data[size:]
+            # Counted first: whoever got it shall find it counted.
+            self.held -= len(part)
+            self.bytes += len(part)
             writer.write(part)
             with contextlib.suppress(OSError):
                 await writer.drain()
-            self.held -= len(part)
-            self.bytes += len(part)
             if self._rate is not None:
                 await asyncio.sleep(len(part) / self._rate)
 

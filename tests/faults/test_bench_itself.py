@@ -163,6 +163,10 @@ def test_a_wiped_cluster_begins_anew_and_one_member_alone_cant_be_wiped(cluster:
     cluster.members[0].ctl("put", "/wiped", "1")
     with pytest.raises(ConfigError, match="alone"):
         cluster.members[0].wipe()
+    cluster.members[0].enable_auth("s3cret")
+    assert cluster.url.startswith("etcd://root:s3cret@")
+    assert cluster.members[1].ctl("get", "/wiped").split() == ["/wiped", "1"]
     cluster.wipe()
+    assert "@" not in cluster.url
     assert cluster.members[0].ctl("get", "/wiped") == ""
     assert int(cluster.leader().status()["header"]["revision"]) == 1

@@ -50,9 +50,16 @@ async def test_etcd_back_and_empty_has_every_agent_again_within_seconds_and_no_c
         assert load.failed == []
 
 
-@pytest.mark.parametrize("down_s", [30, pytest.param(120, marks=[pytest.mark.faults, pytest.mark.timeout(300)])])
+@pytest.mark.parametrize(
+    ("how", "down_s"),
+    [
+        ("refused", 30),
+        pytest.param("refused", 120, marks=[pytest.mark.faults, pytest.mark.timeout(300)]),
+        pytest.param("silent", 60, marks=[pytest.mark.faults, pytest.mark.timeout(300)]),
+    ],
+)
 async def test_while_etcd_is_down_for_long_calls_work_and_an_idle_process_is_quiet(
-    server: EtcdServer, namespace: str, crew: Crew, down_s: float
+    server: EtcdServer, namespace: str, crew: Crew, how: str, down_s: float
 ) -> None:
     with Proxy(server.port) as idle_way, Proxy(server.port) as busy_way:
         idle = crew.start("idle", idle_way.url, config=RegistryConfig())
@@ -63,8 +70,11 @@ async def test_while_etcd_is_down_for_long_calls_work_and_an_idle_process_is_qui
             peer = known(caller)["busy"]
             lines, dials, cpu_s, began_at = idle.log.count("\n"), idle_way.accepted, idle.cpu_s(), time.monotonic()
             for way in (idle_way, busy_way):
-                way.refuse()
-                way.cut()
+                if how == "silent":
+                    way.black_hole()
+                else:
+                    way.refuse()
+                    way.cut()
             for number in range(int(down_s * 10)):
                 reply = await caller.call("echo.say.v1", {"text": str(number)}, agent_id="busy")
                 assert reply.data["text"] == str(number)
