@@ -1,4 +1,4 @@
-"""A host application for tests with several workers: `tests.processes.worker_app:app`. The rest is in AGENT_REACH_*.
+"""A host application for tests with several workers, `tests.processes.worker_app:app`; AGENT_REACH_* says the rest.
 
 The client is made while the module is imported: by gunicorn with --preload that is before the workers are forked.
 """
