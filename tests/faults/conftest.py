@@ -70,3 +70,16 @@ def crew(namespace: str, tmp_path: Path) -> Iterator[Crew]:
     made = Crew(namespace, tmp_path)
     yield made
     made.end()
+
+
+@pytest.fixture(scope="session")
+def pem(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `ca.pem`, and `server.pem` and `server.key` for 127.0.0.1."""
+    trustme = pytest.importorskip("trustme")
+    folder, ca = tmp_path_factory.mktemp("pem"), trustme.CA()
+    ca.cert_pem.write_to_path(folder / "ca.pem")
+    server = ca.issue_cert("127.0.0.1")
+    server.private_key_pem.write_to_path(folder / "server.key")
+    for part in server.cert_chain_pems:
+        part.write_to_path(folder / "server.pem", append=True)
+    return folder

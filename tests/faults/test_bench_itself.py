@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("pyetcd")
-import trustme
 
 from agent_reach.config import RegistryConfig
 from agent_reach.errors import ConfigError, RegistryUnavailable
@@ -84,18 +83,6 @@ def test_with_authentication_on_the_url_is_roots_and_nobody_elses(own_etcd: Etcd
     own_etcd.wipe()
     assert "@" not in own_etcd.url
     assert own_etcd.ctl("get", "/a") == ""
-
-
-@pytest.fixture(scope="module")
-def pem(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with `ca.pem`, and `server.pem` and `server.key` for 127.0.0.1."""
-    folder, ca = tmp_path_factory.mktemp("pem"), trustme.CA()
-    ca.cert_pem.write_to_path(folder / "ca.pem")
-    server = ca.issue_cert("127.0.0.1")
-    server.private_key_pem.write_to_path(folder / "server.key")
-    for part in server.cert_chain_pems:
-        part.write_to_path(folder / "server.pem", append=True)
-    return folder
 
 
 @pytest.mark.parametrize("mutual", [False, True])

@@ -22,7 +22,7 @@ long = [pytest.mark.faults, pytest.mark.timeout(300)]
 
 
 @pytest.mark.parametrize(
-    ("frozen_s", "config"), [(8, STEADY), pytest.param(30, RegistryConfig(), marks=long)], ids=["8s", "30s"]
+    ("frozen_s", "config"), [(6, STEADY), pytest.param(30, RegistryConfig(), marks=long)], ids=["6s", "30s"]
 )
 @pytest.mark.parametrize("role", ["leader", "follower"])
 async def test_while_a_member_is_frozen_calls_work_and_newcomers_are_found(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,7 @@ from agent_reach.config import RegistryConfig
 from agent_reach.ports import SystemClock
 from agent_reach.registry.urls import open_registry
 from agent_reach.testing.etcd import EtcdServer
+from agent_reach.testing.etcd_tls import EtcdTls
 from tests.faults.proxy import Proxy
 from tests.faults.support import QUICK, Crew, Duo, Load, client, entries, incarnations, known, opened, until
 from tests.registry.support import Announced, info
@@ -79,6 +81,27 @@ async def test_while_etcd_is_down_for_long_calls_work_and_an_idle_process_is_qui
             await until(lambda: caller.state.connected and busy.state.registered)
             assert known(caller)["busy"] == peer
             await until(lambda: "idle" in incarnations(server, namespace))
+
+
+@pytest.mark.parametrize("guard", ["users", "certificates"])
+async def test_where_etcd_asks_who_we_are_an_agent_is_back_after_a_restart_too(
+    tmp_path: Path, pem: Path, namespace: str, guard: str
+) -> None:
+    ca = pem / "ca.pem"
+    tls = EtcdTls(cert=pem / "server.pem", key=pem / "server.key", ca=ca, client_ca=ca)
+    # Tokens that a restart and the outage before it make worthless.
+    options = ["--auth-token-ttl", "2"]
+    with EtcdServer(tmp_path / "data", tls=tls if guard == "certificates" else None, options=options) as server:
+        if guard == "users":
+            server.enable_auth()
+        async with Duo(server.url, namespace, "a") as duo:
+            await until(lambda: duo.healthy and duo.knows == {"a": "i1"}, what=duo)
+            server.kill()
+            await until(lambda: (duo.announced.status, duo.watched.status) == ("lost", "stale"), what=duo)
+            await asyncio.to_thread(server.start)
+            await until(lambda: duo.healthy and duo.knows == {"a": "i1"}, what=duo)
+            async with Duo(server.url, namespace, "b", incarnation="i2"):
+                await until(lambda: duo.knows == {"a": "i1", "b": "i2"}, what=duo)
 
 
 async def test_a_wiped_etcd_that_others_fill_again_shows_the_newcomer_too(
@@ -160,6 +183,8 @@ async def test_a_departure_that_was_compacted_away_while_a_client_was_cut_off_is
         for number in range(100):
             server.post("/v3/kv/put", {"key": "L2Vsc2V3aGVyZQ==", "value": f"{number:04}"})
         server.compact()
+        # What was held back would tell; now it must begin after what it saw last, and that is gone.
+        proxy.cut()
         proxy.heal()
         await until(lambda: cut_off.knows == {"a": "i1", "c": "i3"} == stays.knows, what=cut_off)
         await until(lambda: cut_off.healthy, what=cut_off)

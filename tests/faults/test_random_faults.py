@@ -54,11 +54,11 @@ class Fault:
 
 
 def script(seed: int, total_s: float) -> list[Fault]:
-    """The faults of a seed: each kind about as often as the others, up to twice a lease long."""
+    """The faults of a seed: each kind about as often as the others, up to one and a half leases long."""
     rng, faults, at_s = random.Random(seed), [], 0.0
     while at_s < total_s:
         kind = rng.choice(list(_LASTS))
-        lasts_s = rng.uniform(0.2, 2 * QUICK.lease_ttl_s) if _LASTS[kind] else 0.0
+        lasts_s = rng.uniform(0.2, 1.5 * QUICK.lease_ttl_s) if _LASTS[kind] else 0.0
         faults.append(Fault(at_s, kind, rng.randrange(3), lasts_s))
         at_s += rng.expovariate(1 / 0.7)
     return faults
