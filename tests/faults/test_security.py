@@ -368,30 +368,53 @@ async def test_a_wrong_password_is_told_tried_again_with_pauses_and_heals_when_i
         await eventually(lambda: reach.state.registry == "fresh")
 
 
-async def test_neither_expired_tokens_nor_changed_users_are_ever_noticed(guarded: Guarded, namespace: str) -> None:
+async def test_users_that_change_meanwhile_cost_one_login_each_and_nothing_else(
+    guarded: Guarded, namespace: str
+) -> None:
     user = f"all-{namespace}"
     guarded.add(user, namespace, "readwrite")
     heard = Heard()
     async with client(guarded.url(user), namespace, "kb-1", heard=heard) as reach:
         await reach.wait_for("echo.say.v1")
         before = entries_as_root(guarded, namespace)
-        # Its token of 2 s has expired when it had to log in anew; lists and keep-alives are further apart than that
-        # only now and then, so users that change meanwhile make every token old.
         for number in range(3):
             logins = guarded.asked("Authenticate")
+            # Every token given before is old from now on.
             guarded.server.ctl("user", "add", f"new-{number}-{namespace}:x")
-            lists, renewals = guarded.asked("Range"), guarded.asked("LeaseKeepAlive")
-            await eventually(
-                lambda lists=lists, renewals=renewals: (
-                    guarded.asked("Range") > lists + 2 and guarded.asked("LeaseKeepAlive") > renewals + 2
-                )
-            )
+            await some_requests(guarded, 3)
             # etcdctl logs in once; the client once for leases and once for lists, and not over and over.
             assert guarded.asked("Authenticate") - logins <= 5
         assert reach.state.registered
         assert entries_as_root(guarded, namespace) == before
     assert set(heard.statuses(RegistryChanged)) == {"connected"}
     assert heard.statuses(RegistrationChanged) == ["registered", "withdrawn"]
+
+
+async def test_tokens_that_expire_between_two_requests_are_never_noticed(guarded: Guarded, namespace: str) -> None:
+    user = f"all-{namespace}"
+    guarded.add(user, namespace, "readwrite")
+    heard = Heard()
+    # Requests 4 s apart, and a token that isn't used lives for 2 s.
+    config = RegistryConfig(lease_ttl_s=12.0, refresh_s=4.0, refresh_jitter_s=0.1, request_timeout_s=2.0)
+    async with client(guarded.url(user), namespace, "kb-1", heard=heard, config=config) as reach:
+        await reach.wait_for("echo.say.v1")
+        before, logins = entries_as_root(guarded, namespace), guarded.asked("Authenticate")
+        await some_requests(guarded, 1)
+        # Else no token had expired. Both had: the one for leases and the one for lists.
+        assert guarded.asked("Authenticate") >= logins + 2
+        assert reach.state.registered
+        assert reach.state.registry == "fresh"
+        assert entries_as_root(guarded, namespace) == before
+    assert set(heard.statuses(RegistryChanged)) == {"connected"}
+    assert heard.statuses(RegistrationChanged) == ["registered", "withdrawn"]
+
+
+async def some_requests(guarded: Guarded, count: int) -> None:
+    """Wait until etcd has seen `count` more of each kind that a quiet agent makes."""
+    lists, renewals = guarded.asked("Range"), guarded.asked("LeaseKeepAlive")
+    await eventually(
+        lambda: guarded.asked("Range") >= lists + count and guarded.asked("LeaseKeepAlive") >= renewals + count
+    )
 
 
 def entries_as_root(guarded: Guarded, namespace: str) -> str:
