@@ -351,7 +351,8 @@ class ReachClient:
     async def wait_for(self, capability: str, timeout: float = 30.0) -> tuple[AgentInfo, ...]:
         """Return the instances of `capability` as soon as there is one.
 
-        Raises AgentNotFound (or RegistryUnavailable, while nothing is known) after `timeout` seconds.
+        Raises AgentNotFound (or RegistryUnavailable, Unauthorized or Forbidden, while nothing is known) after
+        `timeout` seconds.
         """
         self._require_open()
         return await self._knowledge.wait_for(check_capability(capability), timeout)

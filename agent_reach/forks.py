@@ -87,7 +87,7 @@ def _avoid_old_stacks() -> None:
     gRPC keeps the address of the thread that polls, and this address is on that thread's stack. In the child that
     thread is gone, but is still noted. glibc gives its stack to the next new thread of the same stack size; if
     that one polls too, gRPC finds that it is noted already, and aborts the process ("Check failed:
-    g_active_poller != worker": one child in 30 with a busy parent, none of 300 with larger stacks). A stack is
+    g_active_poller != worker": 6 of 80 children of a busy parent, none of 180 with larger stacks). A stack is
     address space, not memory, until it is used.
     """
     sizes = [threading.stack_size(), _USUAL_STACK_BYTES]

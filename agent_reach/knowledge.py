@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import secrets
 
-from agent_reach.errors import ClientNotOpen, ReachError, RegistryUnavailable
+from agent_reach.errors import ClientNotOpen, Forbidden, ReachError, RegistryUnavailable, Unauthorized
 from agent_reach.model import AgentInfo
 from agent_reach.ports import Registry
 from agent_reach.registry.hosting import Signal
@@ -101,7 +102,7 @@ class Knowledge:
         """Return who offers `capability`.
 
         Raises AgentNotFound if nobody does, or not the one instance asked for; RegistryUnavailable if nothing
-        is known because the registry can't be asked.
+        is known because the registry can't be asked, Unauthorized or Forbidden if it refuses us.
         """
         self._require_open()
         found = self.index.lookup(capability)
@@ -109,6 +110,11 @@ class Knowledge:
             return found
         call: failures.Call = {"capability": capability, "request_id": request_id, "attempts": ()}
         if not found.candidates and self.view.status in ("starting", "expired"):
+            if isinstance(self.view.error, Unauthorized | Forbidden):
+                # Not empty, and not down: it is ours to read once somebody grants it.
+                refused = copy.copy(self.view.error)
+                refused.capability, refused.request_id = capability, request_id
+                raise refused
             reason = f": {self.view.error}" if self.view.error else ""
             text = f"nothing is known of {capability}: the registry {self._address} can't be asked{reason}"
             raise RegistryUnavailable(text, endpoints=(self._address,), **call)
