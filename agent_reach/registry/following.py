@@ -88,7 +88,9 @@ class Follower:
         self._rng = rng
         self._backoff = Backoff(config, rng)
         self._freshness = Freshness(config, rng)
-        self._trust = Trust(config.lease_ttl_s)
+        # By then an agent has noticed its loss, made one more attempt that hung, paused, and registered.
+        confirm_s = config.lease_ttl_s + config.request_timeout_s + config.backoff_max_s
+        self._trust = Trust(lease_s=config.lease_ttl_s, confirm_s=confirm_s)
         self._mirror = Mirror(namespace, self._trust, allow_local=not registry.blocking)
         self._snapshot = (
             SnapshotFile(

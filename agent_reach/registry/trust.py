@@ -3,8 +3,8 @@
 Two things look like everybody leaving when nobody does, and they are doubted:
 
 * **A list** after trouble (a lost watch, a failed list, a wiped store) that lacks more than half: the store may
-  have forgotten. It is believed only when a list at least one lease time later still lacks the same instances: by
-  then each living agent has registered again.
+  have forgotten. It is believed only when a later list still lacks the same instances: one lease time later, and the
+  longest pause between attempts to register. By then each living agent is back.
 * **Removals by watch** right after the store was away for long: a store that froze ends, as it wakes, all leases
   whose time went by meanwhile. A living agent renews every third of its lease, so an outage of less than two thirds
   ends none; a restart or a new leader gives every lease its full time again; and a waking etcd ends due leases
@@ -29,7 +29,8 @@ _WAKING_S = 5.0
 class Trust:
     """Follows which instances are missing but not believed gone."""
 
-    def __init__(self, confirm_s: float) -> None:
+    def __init__(self, *, lease_s: float, confirm_s: float) -> None:
+        self._lease_s = lease_s
         self._confirm_s = confirm_s
         self._trouble = False
         self._doubted: set[str] = set()
@@ -63,7 +64,7 @@ class Trust:
 
     def heard(self, known: int, now: float) -> None:
         """The store spoke, by list or by watch; `known` instances were there, what it said isn't taken in yet."""
-        if self._silent and now - self._heard_at >= self._confirm_s * 2 / 3:
+        if self._silent and now - self._heard_at >= self._lease_s * 2 / 3:
             self._guard_until = now + _WAKING_S
             self._guarded, self._removed = known, 0
         self._silent = False

@@ -22,7 +22,7 @@ def probe(revision: int, count: int, *changed: str, cluster_id: int = 1) -> Prob
 
 @pytest.fixture
 def mirror() -> Mirror:
-    made = Mirror("prod", Trust(15.0), allow_local=False)
+    made = Mirror("prod", Trust(lease_s=15.0, confirm_s=15.0), allow_local=False)
     made.take_list(Listing(1, 10, (raw("a", 3), raw("b", 5), raw("c", 9))), 0.0)
     return made
 
@@ -39,7 +39,7 @@ def test_the_newest_is_in_each_sample_and_over_time_everybody(mirror: Mirror) ->
         assert len(drawn) == len(set(drawn)) <= 2
         seen.update(drawn)
     assert seen == {"a", "b", "c"}
-    assert Mirror("prod", Trust(15.0), allow_local=False).sample(rng, 4) == ()
+    assert Mirror("prod", Trust(lease_s=15.0, confirm_s=15.0), allow_local=False).sample(rng, 4) == ()
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ def departures(trust: Trust, now: float) -> list[bool]:
 
 def after_an_outage(away_s: float, *, failed: bool = True) -> Trust:
     """A store that was heard of at 0 and again `away_s` later; `failed` if a request went wrong meanwhile."""
-    trust = Trust(confirm_s=15.0)
+    trust = Trust(lease_s=15.0, confirm_s=15.0)
     trust.heard(3, 0.0)
     if failed:
         trust.store_lost(away_s / 2)
@@ -24,7 +24,7 @@ def after_an_outage(away_s: float, *, failed: bool = True) -> Trust:
 
 
 def test_a_wait_begins_anew_when_the_store_is_lost_again() -> None:
-    trust = Trust(confirm_s=15.0)
+    trust = Trust(lease_s=15.0, confirm_s=15.0)
     trust.store_lost(0.0)
     assert not trust.believes_list({"a", "b"}, (), 1.0)
     trust.store_lost(10.0)
@@ -53,7 +53,7 @@ def test_a_woken_store_has_ended_what_was_due_after_a_few_seconds() -> None:
 
 
 def test_a_lost_watch_makes_no_removal_doubtful_but_an_empty_list() -> None:
-    trust = Trust(confirm_s=15.0)
+    trust = Trust(lease_s=15.0, confirm_s=15.0)
     trust.heard(3, 0.0)
     trust.watch_lost()
     trust.heard(3, 30.0)

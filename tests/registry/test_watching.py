@@ -389,7 +389,7 @@ async def test_a_probe_that_fails_on_a_new_watch_ends_that_watch_unread(
         registry.fail_next(request, RegistryUnavailable("slow"), times=1000)
     put(registry, "b")
     await clock.advance(10)
-    assert len(registry.watched) > 2
+    assert len(registry.watched) == 2
     assert watched.ids == ["a"], "nobody knows whether this is still the same store"
     registry._faults.clear()
     await clock.advance(5)
@@ -699,8 +699,10 @@ async def test_a_wiped_registry_doesnt_empty_the_index_before_its_agents_could_c
         put(registry, agent_id)
     await clock.advance(5)
     assert watched.ids == ["a", "b", "c"]
-    await clock.advance(10)
-    assert watched.ids == ["a", "b"], "confirmed one lease time later"
+    await clock.advance(9)
+    assert watched.ids == ["a", "b", "c"], "an agent whose last attempt hung comes back only now"
+    await clock.advance(4)
+    assert watched.ids == ["a", "b"], "confirmed a lease time, a request and a pause later"
     assert watched.status == "fresh"
     await watched.watcher.stop()
 
@@ -745,7 +747,7 @@ async def test_everybody_gone_after_a_lost_watch_is_not_believed_at_once(
         registry.delete("prod", agent_id)
     await clock.advance(2)
     assert watched.ids == ["a", "b", "c"]
-    await clock.advance(16)
+    await clock.advance(22)
     assert watched.ids == []
     assert watched.status == "fresh"
     await watched.watcher.stop()
@@ -828,7 +830,7 @@ async def test_leases_that_end_all_at_once_when_a_frozen_registry_wakes_are_not_
     assert watched.status == "stale"
     for agent_id in "abc":
         put(registry, agent_id)
-    await clock.advance(17)
+    await clock.advance(22)
     assert watched.ids == ["a", "b", "c"]
     assert watched.status == "fresh"
     await watched.watcher.stop()
