@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import faulthandler
 import gc
 import json
 import multiprocessing
@@ -31,15 +32,23 @@ from agent_reach import (
     register_agent,
 )
 
-# Lists so seldom that only the watch can bring news in time.
-CONFIG = ReachConfig(
-    registry=RegistryConfig(lease_ttl_s=2.0, refresh_s=60.0, request_timeout_s=2.0),
-    serving=ServingConfig(linger_s=0.0, drain_s=5.0),
-)
+
+def config(lease_ttl_s: float) -> ReachConfig:
+    """Lists so seldom that only the watch can bring news in time."""
+    return ReachConfig(
+        registry=RegistryConfig(lease_ttl_s=lease_ttl_s, refresh_s=120.0),
+        serving=ServingConfig(linger_s=0.0, drain_s=5.0),
+    )
+
+
+# A lease that no load on the machine ends; one that is revoked goes at once, whatever its length.
+CONFIG = config(10.0)
+# Where the end of a lease is waited for.
+SHORT = config(2.0)
 # Who holds connections to etcd, from the registry down to gRPC.
 HOLDERS = ("EtcdRegistry", "EtcdWatch", "MultiEndpointEtcd3Client", "Endpoint")
 # A child that hangs must not outlive its test.
-CHILD_S = 20
+CHILD_S = 40
 
 
 @register_agent("echo.say.v1", idempotent=True)
@@ -59,14 +68,16 @@ class Program:
         """Keep what happened to the parent's watch and entry."""
         self.events.append(f"{type(event).__name__} {getattr(event, 'status', '')}".strip())
 
-    def arguments(self, agent_id: str | None = None, *, serves: bool = True) -> dict[str, Any]:
+    def arguments(
+        self, agent_id: str | None = None, *, serves: bool = True, config: ReachConfig = CONFIG
+    ) -> dict[str, Any]:
         return {
             "agent_id": agent_id,
             "handlers": [say] if serves else [],
             "listen": "127.0.0.1:0" if serves else None,
             "registry": self.registry,
             "namespace": self.namespace,
-            "config": CONFIG,
+            "config": config,
         }
 
     def report(self, **found: object) -> None:
@@ -79,12 +90,18 @@ class Program:
         await asyncio.to_thread(sys.stdin.readline)
 
 
+def limit() -> None:
+    """End this child if it hangs, and say where it did."""
+    faulthandler.dump_traceback_later(CHILD_S - 1)
+    signal.alarm(CHILD_S)
+
+
 def fork(child: Callable[[], None]) -> int:
     """Fork; the child runs `child` and leaves by `os._exit`, unless it leaves by itself."""
     pid = os.fork()
     if pid:
         return pid
-    signal.alarm(CHILD_S)
+    limit()
     code = 1
     try:
         child()
@@ -131,7 +148,7 @@ def uses(reach: ReachClient) -> dict[str, Callable[[], object]]:
 async def own_client(program: Program) -> dict[str, object]:
     """Register, call the parent and oneself, leave."""
     async with ReachClient(**program.arguments()) as reach:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 30
         while not (reach.state.registered and any(info.agent_id == reach.agent_id for info in reach.agents())):
             assert time.monotonic() < deadline, reach.state
             await asyncio.sleep(0.02)
@@ -154,12 +171,12 @@ async def with_load(program: Program, what: Callable[[ReachClient], Any]) -> Non
                     await reach.call("echo.say.v1", {"text": "x"}, agent_id="parent")
                 except ReachError as error:
                     failed.append(repr(error))
-                await asyncio.sleep(0)
+                await asyncio.sleep(0.002)
 
-        calls = [asyncio.ensure_future(load()) for _ in range(4)]
+        calls = [asyncio.ensure_future(load()) for _ in range(2)]
         codes = await what(reach)
         await program.at_a_sign()
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 20
         while not any(info.agent_id == "newcomer" for info in reach.agents()) and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
         for call in calls:
@@ -258,7 +275,7 @@ async def unsupported(program: Program) -> None:
 
 def in_worker(program: Program) -> None:
     """The target of a multiprocessing child."""
-    signal.alarm(CHILD_S)
+    limit()
     program.report(role="child", **asyncio.run(own_client(program)))
 
 
@@ -285,7 +302,7 @@ async def outlive(program: Program) -> None:
         program.report(role="child")
         signal.pause()
 
-    async with ReachClient(**program.arguments("parent")) as reach:
+    async with ReachClient(**program.arguments("parent", config=SHORT)) as reach:
         (info,) = await reach.wait_for("echo.say.v1")
         fork(child)
         program.report(role="parent", url=info.endpoint.url)
@@ -343,12 +360,12 @@ def sync(program: Program) -> None:
 
 def prepared(program: Program, agent_id: str | None) -> None:
     """A client that is made before the fork and opened after it, in two children at once, as a pre-load does."""
-    reach = ReachClient(**program.arguments(agent_id))
+    reach = ReachClient(**program.arguments(agent_id, config=SHORT))
     made = reach.agent_id
 
     async def serve() -> None:
         async with reach:
-            deadline = time.monotonic() + 12
+            deadline = time.monotonic() + 30
             while reach.state.registration not in ("registered", "refused") and time.monotonic() < deadline:
                 await asyncio.sleep(0.02)
             program.report(

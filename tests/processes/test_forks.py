@@ -26,7 +26,7 @@ from tests.registry.support import eventually
 pytestmark = [pytest.mark.etcd, pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")]
 
 # A use of a client that stayed with the parent is refused without waiting for anything.
-AT_ONCE_S = 1.0
+AT_ONCE_S = 2.0
 
 
 class Forking:
@@ -77,7 +77,7 @@ class Forking:
 
     async def _until(self, check: Callable[[], object]) -> None:
         try:
-            await eventually(check, 45)
+            await eventually(check, 90)
         except AssertionError:
             raise AssertionError(self.log) from None
 
@@ -205,8 +205,8 @@ async def test_a_child_that_outlives_its_parent_keeps_neither_its_entry_nor_its_
         with socket.socket() as probe:
             return probe.connect_ex((host, int(port))) != 0
 
-    await eventually(refused, 5)
-    await eventually(lambda: entries(forking.etcd, forking.namespace) == {}, 10)
+    await eventually(refused, 10)
+    await eventually(lambda: entries(forking.etcd, forking.namespace) == {}, 20)
     # The child is still there: it is what would have kept them.
     os.kill(forking.reports("child")[0]["pid"], 0)
 

@@ -109,8 +109,8 @@ class Workers:
         assert self._process is not None
         self._process.send_signal(signal.SIGTERM)
         started = time.monotonic()
-        await eventually(lambda: self._process.poll() is not None, 10)
-        assert time.monotonic() - started < 8
+        await eventually(lambda: self._process.poll() is not None, 20)
+        assert time.monotonic() - started < 15
         assert self._process.returncode == 0, self.log
         assert self.ids == set()
         assert "Traceback" not in self.log
