@@ -57,7 +57,11 @@ class _Client(Protocol):
     saw: dict[str, float]
     failures: int
 
-    async def load(self) -> None: ...
+    async def load(self) -> None:
+        """Return once there is an index."""
+
+    async def settle(self) -> None:
+        """Return once changes come in."""
 
 
 class _Watching:
@@ -81,6 +85,11 @@ class _Watching:
     async def load(self) -> None:
         self._watcher.start()
         await self._watcher.wait_loaded(_LOAD_S)
+
+    async def settle(self) -> None:
+        deadline = time.monotonic() + _LOAD_S
+        while not self._watcher.view.connected and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
 
     def _apply(self, change: Change) -> None:
         self.index.apply(change, time.monotonic())
@@ -111,6 +120,9 @@ class _Reloading:
     async def load(self) -> None:
         await asyncio.to_thread(self._reload)
         threading.Thread(target=self._run, daemon=True).start()
+
+    async def settle(self) -> None:
+        """The watch is open since `load`."""
 
     def _run(self) -> None:
         while True:
@@ -207,7 +219,7 @@ class Clients:
         before = _memory("VmRSS")
         pauses = asyncio.create_task(_longest_pause())
         await asyncio.sleep(0.05)
-        of_kind: Callable[[int, str, int], _Client] = {"watcher": _Watching, "reload": _Reloading}[kind]
+        of_kind: Callable[[int, str, int], _Client] = _Watching if kind == "watcher" else _Reloading
         clients = [of_kind(port, namespace, seed + number) for number in range(count)]
         began = time.perf_counter()
         await asyncio.gather(*(client.load() for client in clients))
@@ -217,8 +229,7 @@ class Clients:
         self._clients += clients
         self._registries += (client.registry for client in clients)
         peak = _memory("VmHWM")
-        # The watch is opened after the first list.
-        await asyncio.sleep(0.3)
+        await asyncio.gather(*(client.settle() for client in clients))
         gc.collect()
         return {
             "instances": sum(len(client.index) for client in clients),

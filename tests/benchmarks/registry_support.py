@@ -59,9 +59,10 @@ def record(namespace: str, number: int, incarnation: str = "7f3a9c1e55d04b62") -
     )
 
 
-def open_etcd(port: int, seed: int = 0) -> EtcdRegistry:
+def open_etcd(port: int, seed: int = 0, timeout_s: float = 3.0) -> EtcdRegistry:
     """A registry as a client has it, at an etcd of this machine."""
-    return EtcdRegistry([f"127.0.0.1:{port}"], config=RegistryConfig(), rng=random.Random(seed))
+    config = RegistryConfig(request_timeout_s=timeout_s)
+    return EtcdRegistry([f"127.0.0.1:{port}"], config=config, rng=random.Random(seed))
 
 
 def fill(etcd: EtcdServer, namespace: str, count: int) -> dict[str, int]:
