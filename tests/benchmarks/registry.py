@@ -312,7 +312,7 @@ def refresh_cost(sizes: Sizes) -> tuple[Table, Figures]:
                 f"By probe: {sizes.refresh_rounds} rounds of {sizes.refresh_over_s:g} s, a refresh of each client "
                 f"in each. Full lists: as many as fit in {sizes.list_within_s:g} s, one at a time.",
                 "A full list is only received, neither decoded nor compared; a probe is compared with the mirror.",
-                "Bytes at 1 change/s are good to about 0.5 KB only: one event more or less in the time, to all watches.",
+                "Bytes at 1 change/s are good to about 0.5 KB: that is one event more or less, to all watches.",
                 "Raft entries: what each member must write to its log and sync, and the leader send to all.",
                 *notes,
             ),
