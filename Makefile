@@ -5,6 +5,7 @@
 #   make faults  etcd killed, frozen, wiped and cut off, at full length: about half an hour
 #   make check   lint, types, import rules, and the examples of the documents
 #   make bench   figures, as ratios within one run
+#   make bench-registry  what the registry costs at 100 to 10,000 instances, in etcd and in its clients: four minutes
 #   make docs    the documentation as a site, into build/site
 #
 # VENV is where the virtual environment goes; PYTHON makes it (3.11 or newer).
@@ -17,7 +18,7 @@ PYTEST_ARGS ?=
 export PYTHONPATH := $(CURDIR)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test faults check bench docs clean
+.PHONY: demo test faults check bench bench-registry docs clean
 
 demo: $(VENV)/.dev
 	@$(BIN)/python -m examples.customer_service.demo
@@ -38,6 +39,9 @@ check: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	@$(BIN)/python -m tests.benchmarks.bench
+
+bench-registry: $(VENV)/.dev
+	@$(BIN)/python -m tests.benchmarks.registry
 
 docs: $(VENV)/.docs
 	$(BIN)/mkdocs build --strict --site-dir $(CURDIR)/build/site
