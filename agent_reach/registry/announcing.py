@@ -135,7 +135,7 @@ class Announcer:
         if not self._host.started:
             return
         self._wanted = wanted = self._wanted + 1
-        self._host.call(lambda: None)
+        self._host.wake()
 
         def settled() -> bool | None:
             refused = isinstance(self._state.error, Unauthorized | Forbidden)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -15,7 +16,15 @@ from agent_reach.errors import ConfigError
 __all__ = ["Fault", "FaultKind", "Login", "classify", "connect", "fault_of", "log_in", "read_tls"]
 
 FaultKind: TypeAlias = Literal[
-    "unreachable", "hung", "lease_lost", "compacted", "stale_token", "unauthorized", "forbidden", "other"
+    "unreachable",
+    "hung",
+    "cut_off",
+    "lease_lost",
+    "compacted",
+    "stale_token",
+    "unauthorized",
+    "forbidden",
+    "other",
 ]
 
 _CHANNEL_OPTIONS = {
@@ -48,6 +57,8 @@ _NOT_LOGGED_IN = (
     "user name not found",
 )
 _UNREACHABLE = "failed to connect to all addresses"
+# How BoringSSL names what went wrong in a handshake.
+_TLS_REASON = re.compile(r"OPENSSL_internal:([A-Z0-9_]+(?:: [a-z][^:;]*)?)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +110,23 @@ def fault_of(error: BaseException) -> Fault:
         error = error.__context__
     code = error.code() if hasattr(error, "code") else None
     details = (error.details() if hasattr(error, "details") else None) or "no details"
-    if details.startswith(_UNREACHABLE):
+    if "handshake failed" in details.lower():
+        details = _tls_details(details)
+    elif details.startswith(_UNREACHABLE):
         # What follows tells each address at length; the cause is what stands last.
         details = f"{_UNREACHABLE}: {details.rpartition(': ')[2]}"
     return classify(code, details)
+
+
+def _tls_details(details: str) -> str:
+    found = _TLS_REASON.search(details)
+    reason = found[1] if found is not None else "it gave no reason"
+    text = f"the TLS handshake failed: {reason}"
+    if "CERTIFICATE_VERIFY_FAILED" in reason:
+        return f"{text}; etcd's certificate isn't trusted: name the file of its CA in the url, ?ca=…"
+    if "ALERT" in reason or "CERTIFICATE_REQUIRED" in reason:
+        return f"{text}; etcd wants a client certificate that it trusts: name its files in the url, ?cert=…&key=…"
+    return text
 
 
 def classify(code: grpc.StatusCode | None, details: str) -> Fault:
@@ -118,6 +142,8 @@ def classify(code: grpc.StatusCode | None, details: str) -> Fault:
         kind = "unauthorized"
     elif code is grpc.StatusCode.DEADLINE_EXCEEDED:
         kind = "hung"
+    elif code is grpc.StatusCode.CANCELLED:
+        kind = "cut_off"
     elif code is grpc.StatusCode.OUT_OF_RANGE:
         kind = "compacted"
     elif code is grpc.StatusCode.UNAVAILABLE:

@@ -90,13 +90,14 @@ class EtcdConnections:
                 fault = fault_of(error)
                 if connection is not None and fault.kind in ("unreachable", "hung", "stale_token"):
                     self._discard(role, connection, fault)
-                if was_there and fault.kind == "unreachable":
-                    # That an old connection broke says little; a new one will tell.
+                if was_there and fault.kind in ("unreachable", "cut_off"):
+                    # That an old connection broke, or that another thread closed it because of a request of its
+                    # own, says little; a new one will tell.
                     raise _AskAgain(self._translate(fault)) from None
                 raise self._judge(endpoint, fault) from None
             except ValueError as error:
-                # gRPC's way to say that the channel was closed meanwhile.
-                raise self._translate(Fault("other", "no answer", str(error))) from None
+                # gRPC's way to say that another thread closed the channel before this request began.
+                raise _AskAgain(self._translate(Fault("cut_off", "no answer", str(error)))) from None
             self._worked(endpoint)
             return answer
 

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, assert_never
 
@@ -67,7 +68,7 @@ class _Check:
 class Follower:
     """Follows one namespace for as long as its host runs; it never gives up by itself.
 
-    `found` is told where the host runs.
+    `found` is told where the host runs, of all that one turn brought.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class Follower:
         namespace: str,
         *,
         host: Host,
-        found: Callable[[Finding], None],
+        found: Callable[[Sequence[Finding]], None],
         config: RegistryConfig,
         rng: random.Random,
     ) -> None:
@@ -84,6 +85,7 @@ class Follower:
         self._namespace = namespace
         self._host = host
         self._found = found
+        self._findings: list[Finding] = []
         self._config = config
         self._rng = rng
         self._backoff = Backoff(config, rng)
@@ -103,7 +105,7 @@ class Follower:
             else None
         )
         self._save_at = 0.0
-        self._mail: list[tuple[int, WatchMessage]] = []
+        self._mail: deque[tuple[int, WatchMessage]] = deque()
         self._watch: Watch | None = None
         self._watch_number = 0
         # Whether the open watch is known to be on the store that we know.
@@ -167,7 +169,9 @@ class Follower:
         number = self._watch_number
 
         def deliver(message: WatchMessage) -> None:
-            self._host.call(self._mail.append, (number, message))
+            # One and the same deque for ever: this runs on another thread, while that one reads.
+            self._mail.append((number, message))
+            self._host.wake()
 
         try:
             self._watch = self._registry.watch(self._namespace, self._mirror.revision + 1, deliver)
@@ -185,8 +189,8 @@ class Follower:
             watch.cancel()
 
     def _read_mail(self) -> None:
-        mail, self._mail = self._mail, []
-        for number, message in mail:
+        while self._mail:
+            number, message = self._mail.popleft()
             if number != self._watch_number or self._watch is None:
                 continue  # of a watch that was given up
             match message:
@@ -365,11 +369,10 @@ class Follower:
                 assert_never(freshness.status)
         if status != self._told:
             self._told = status
-            self._found(RegistryChanged(address=self._registry.address, status=status, detail=detail))
+            self._findings.append(RegistryChanged(address=self._registry.address, status=status, detail=detail))
 
     def _send(self, news: tuple[News, ...]) -> None:
-        for one in news:
-            self._found(one)
+        self._findings.extend(news)
 
     def _publish(self) -> None:
         view = WatchView(
@@ -380,4 +383,5 @@ class Follower:
             self._mirror.skipped,
             self._error,
         )
-        self._found(view)
+        findings, self._findings = self._findings, []
+        self._found([*findings, view])

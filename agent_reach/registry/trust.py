@@ -3,8 +3,8 @@
 Two things look like everybody leaving when nobody does, and they are doubted:
 
 * **A list** after trouble (a lost watch, a failed list, a wiped store) that lacks more than half: the store may
-  have forgotten. It is believed only when a later list still lacks the same instances: one lease time later, and the
-  longest pause between attempts to register. By then each living agent is back.
+  have forgotten. It is believed only when a later list still lacks the same instances: one lease time later, and a
+  request and a pause between attempts to register. By then each living agent is back.
 * **Removals by watch** right after the store was away for long: a store that froze ends, as it wakes, all leases
   whose time went by meanwhile. A living agent renews every third of its lease, so an outage of less than two thirds
   ends none; a restart or a new leader gives every lease its full time again; and a waking etcd ends due leases

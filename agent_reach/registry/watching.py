@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import random
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 
 from agent_reach.config import RegistryConfig
 from agent_reach.errors import Forbidden, Unauthorized
@@ -16,6 +18,9 @@ from agent_reach.registry.view import WatchView
 from agent_reach.routing.index import Change, Remove, Reset, Upsert
 
 __all__ = ["WatchView", "Watcher"]
+
+# Changes that are taken in before the application's loop gets its turn: a few milliseconds.
+_PORTION = 100
 
 
 class Watcher:
@@ -43,12 +48,13 @@ class Watcher:
         self._changed = Signal()
         self._view = WatchView()
         self._stopped = False
+        self._inbox: deque[Finding] = deque()
         self._host = Host("agent-reach-watcher", self._follow, threaded=registry.blocking, clock=clock)
         self._follower = Follower(
             registry,
             namespace,
             host=self._host,
-            found=lambda finding: self._host.post(self._took, finding),
+            found=lambda findings: self._host.post(self._took, findings),
             config=config,
             rng=rng,
         )
@@ -99,15 +105,33 @@ class Watcher:
     async def _follow(self) -> None:
         await self._follower.run()
 
-    def _took(self, finding: Finding) -> None:
+    def _took(self, findings: Sequence[Finding]) -> None:
         """Take in what the follower found, on the owner's loop."""
-        if self._stopped:
-            return
-        match finding:
-            case Upsert() | Remove() | Reset():
-                self._apply(finding)
-            case WatchView():
-                self._view = finding
-                self._changed.fire()
-            case _:
-                self._emit(finding)
+        waits = bool(self._inbox)
+        self._inbox.extend(findings)
+        if not waits:
+            self._take_in()
+
+    def _take_in(self) -> None:
+        """In their order, and in portions: 10,000 instances at once would hold up the application for long."""
+        try:
+            for _ in range(_PORTION):
+                if not self._inbox or self._stopped:
+                    return
+                finding = self._inbox.popleft()
+                match finding:
+                    case Upsert() | Remove():
+                        self._apply(finding)
+                    case Reset():
+                        self._apply(finding)
+                        # A portion by itself.
+                        return
+                    case WatchView():
+                        self._view = finding
+                        self._changed.fire()
+                    case _:
+                        self._emit(finding)
+        finally:
+            # Also after somebody's bug: what follows is still to be taken in.
+            if self._inbox and not self._stopped:
+                asyncio.get_running_loop().call_soon(self._take_in)

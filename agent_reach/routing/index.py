@@ -153,7 +153,7 @@ class Index:
     def _take(self, info: AgentInfo, now: float, edits: _Edits) -> None:
         """Put an instance in; what was learnt of it is kept while its process is the same."""
         known = self._instances.get(info.agent_id)
-        if known is not None and known.info == info:
+        if known is not None and (known.info is info or known.info == info):
             return
         if known is not None:
             self._forget(info.agent_id, edits)

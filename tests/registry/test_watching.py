@@ -7,6 +7,7 @@ import itertools
 import json
 import random
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -14,7 +15,17 @@ import pytest
 from agent_reach.config import RegistryConfig
 from agent_reach.errors import Forbidden, RegistryUnavailable
 from agent_reach.events import RecordSkipped
-from agent_reach.ports import Listing, Probe, RawRecord, Watch, WatchMessage, WatchProgress
+from agent_reach.ports import (
+    Listing,
+    Probe,
+    Put,
+    RawRecord,
+    SystemClock,
+    Watch,
+    WatchChanges,
+    WatchMessage,
+    WatchProgress,
+)
 from agent_reach.registry.mailbox import Mailbox
 from agent_reach.registry.memory import MemoryRegistry
 from agent_reach.testing import ManualClock
@@ -975,6 +986,56 @@ async def test_with_a_blocking_registry_only_the_results_touch_the_application_l
     assert applied_on == {threading.get_ident()}
     await watched.watcher.stop(10)
     await eventually(lambda: not any(t.name == "agent-reach-watcher" for t in threading.enumerate()))
+
+
+class FromAThread(MemoryRegistry):
+    """A registry whose watch is told by another thread, as a real one's is."""
+
+    blocking = True  # type: ignore[assignment]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tell: list[Callable[[WatchMessage], None]] = []
+
+    def watch(self, namespace: str, from_revision: int, deliver: Callable[[WatchMessage], None]) -> Watch:
+        self.tell.append(deliver)
+        return super().watch(namespace, from_revision, deliver)
+
+
+async def test_nothing_is_lost_between_the_watchs_thread_and_the_index() -> None:
+    registry = FromAThread()
+    watched = Watched(registry, SystemClock())
+    watched.watcher.start()
+    await eventually(lambda: watched.watcher.view.connected)
+    rng = random.Random(1)
+
+    def burst() -> None:
+        for revision in range(2, 1002):
+            record = RawRecord(f"a{revision}", info(f"a{revision}").to_bytes(), revision, 7)
+            registry.tell[0](WatchChanges(revision, (Put(record),)))
+            # Each pause ends at another point of the reader's turn.
+            time.sleep(rng.uniform(0.0, 0.0005))
+
+    await asyncio.to_thread(burst)
+    await eventually(lambda: watched.watcher.view.revision == 1001)
+    assert len(watched.index) == 1000
+    assert len(registry.tell) == 1
+    await watched.watcher.stop()
+
+
+async def test_ten_thousand_instances_leave_the_application_its_turns() -> None:
+    registry = FromAThread()
+    for number in range(10_000):
+        registry.put_raw("prod", f"a{number}", info(f"a{number}").to_bytes(), 1)
+    watched = Watched(registry, SystemClock())
+    sizes: list[int] = []
+    watched.watcher.start()
+    while watched.status == "starting":
+        await asyncio.sleep(0)
+        sizes.append(len(watched.index))
+    assert len(watched.index) == 10_000, "and it is only then that it counts as loaded"
+    assert len(set(sizes)) > 30
+    await watched.watcher.stop()
 
 
 async def test_stopping_while_a_list_hangs_is_bounded() -> None:
