@@ -228,7 +228,7 @@ def _change(
     etcd: EtcdServer, namespace: str, leases: dict[str, int], *, rate: float, for_s: float, stop: threading.Event
 ) -> dict[str, float]:
     """Write records anew at an even pace, until `stop`; when each new incarnation was written (monotonic)."""
-    client = connect(f"127.0.0.1:{etcd.port}", timeout_s=10.0, tls=None, login=None)
+    client = connect(f"127.0.0.1:{etcd.port}", timeout_s=10.0, tls=None)
     put_at: dict[str, float] = {}
     began = time.monotonic()
     for number in range(max(1, round(rate * for_s))):
