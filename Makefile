@@ -2,7 +2,7 @@
 #
 #   make demo    five agents, ten processes, a real etcd: killed, rolled, moved and stopped under load
 #   make test    checks, then every test, with a real etcd from a wheel
-#   make faults  etcd killed, frozen, wiped and cut off, at full length: about half an hour
+#   make faults  etcd killed, frozen, wiped and cut off, at full length: about 40 minutes
 #   make check   lint, types, import rules, and the examples of the documents
 #   make bench   figures, as ratios within one run
 #   make bench-registry  what the registry costs at 100 to 10,000 instances, in etcd and in its clients: four minutes

@@ -120,6 +120,6 @@ async def test_an_agent_that_is_killed_is_gone_with_its_lease_and_calls_go_to_th
             killed_at = time.monotonic()
             await until(lambda: "victim" not in incarnations(server, namespace))
             # The lease and 1 s; the rest is for a busy machine.
-            assert time.monotonic() - killed_at < QUICK.lease_ttl_s + 1.5
-            await until(lambda: known(caller).keys() == {"other"}, 2)
+            assert time.monotonic() - killed_at < QUICK.lease_ttl_s + 4.0
+            await until(lambda: known(caller).keys() == {"other"})
         assert load.failed == []

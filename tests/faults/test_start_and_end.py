@@ -58,7 +58,7 @@ async def test_closing_takes_two_seconds_at_most(
         closing_at = time.monotonic()
         await agent.aclose()
         # It must take 2 s at most; the rest is for a busy machine.
-        assert time.monotonic() - closing_at < 2.5
+        assert time.monotonic() - closing_at < 5
 
 
 async def test_a_process_that_starts_while_etcd_is_down_calls_by_what_the_last_one_knew(
