@@ -62,7 +62,7 @@ def client(
         listen="127.0.0.1:0" if agent_id else None,
         observers=[] if heard is None else [heard],
         config=ReachConfig(
-            registry=config, serving=ServingConfig(linger_s=0.0), timeouts=TimeoutConfig(discovery_s=2.0)
+            registry=config, serving=ServingConfig(linger_s=0.0), timeouts=TimeoutConfig(discovery_s=1.0)
         ),
     )
 
@@ -190,7 +190,7 @@ async def told(registry: str, namespace: str, kind: type[ReachError], advice: st
     async with client(registry, namespace, "kb-1") as reach:
         started = time.monotonic()
         for use in (
-            lambda: reach.call("echo.say.v1", {"text": "x"}, timeout=3.0),
+            lambda: reach.call("echo.say.v1", {"text": "x"}, timeout=1.0),
             lambda: reach.resolve("echo.say.v1"),
             lambda: reach.wait_for("echo.say.v1", timeout=0.1),
         ):
