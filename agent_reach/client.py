@@ -20,7 +20,7 @@ from agent_reach.dialing.httpx_dialer import HttpxDialer
 from agent_reach.dialing.local import LocalDialer
 from agent_reach.errors import ClientNotOpen, ConfigError, ReachError
 from agent_reach.events import Event
-from agent_reach.forks import check_usable_here, leave_loop, on_fork
+from agent_reach.forks import leave_loop, note_use, on_fork
 from agent_reach.handlers import HandlerSpec, specs_of
 from agent_reach.home import Home, end_of_program
 from agent_reach.identity import identify
@@ -148,7 +148,7 @@ class ReachClient:
         if self._registry_is_spent and self._registry_url is not None:
             self._registry = open_registry(self._registry_url, self._config.registry, self._clock)
             self._registry_is_spent = False
-        check_usable_here(self._registry.address)
+        note_use(self._registry.address)
         self._home = Home.here()
         self._opening = asyncio.get_running_loop().create_task(self._open_parts())
         try:
@@ -236,9 +236,11 @@ class ReachClient:
     ) -> None:
         """Change what this agent says of itself in the registry; returns once it is written there.
 
-        Only what is given changes; the entry keeps its lease and never leaves the registry meanwhile. Raises
-        ConfigError for a bad value, RegistryUnavailable after `timeout` seconds; then it is written as soon as the
-        registry is back.
+        Only what is given changes, `metadata` as a whole; the entry keeps its lease and never leaves the registry
+        meanwhile. An agent that isn't registered yet says it with its registration, and this returns at once.
+
+        Raises ConfigError for a bad value; RegistryUnavailable after `timeout` seconds, AgentIdInUse, Unauthorized
+        or Forbidden, and then it is written as soon as that is possible.
         """
         self._require_open()
         given = {"metadata": metadata, "weight": weight}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import selectors
 import sys
@@ -13,7 +14,9 @@ from weakref import WeakKeyDictionary
 
 from agent_reach.errors import ConfigError
 
-__all__ = ["check_usable_here", "leave_loop", "on_fork"]
+__all__ = ["leave_loop", "note_use", "on_fork"]
+
+_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -46,7 +49,7 @@ def leave_loop(loop: asyncio.AbstractEventLoop | None) -> None:
         loop._make_self_pipe()  # type: ignore[attr-defined]
 
 
-def check_usable_here(address: str) -> None:
+def note_use(address: str) -> None:
     """Note that the registry at `address` is used in this process.
 
     Raises ConfigError where every request would hang, because of a fork.
@@ -78,7 +81,10 @@ def _in_child() -> None:
         _Grpc.used_before_fork = True
         _avoid_old_stacks()
     for thing, tell in list(_told.items()):
-        tell(thing)
+        try:
+            tell(thing)
+        except Exception:  # noqa: BLE001 - a fork can't fail, and the others must be told all the same
+            _log.exception("%r wasn't readied for a forked child", thing)
 
 
 def _avoid_old_stacks() -> None:

@@ -1,5 +1,4 @@
-"""The registry in etcd. With `etcd_client.py` and `etcd_watch.py` the only modules that know pyetcd and gRPC; no
-exception of theirs leaves them.
+"""The registry in etcd. Only `etcd*.py` know pyetcd and gRPC, and no exception of theirs leaves them.
 
 Layout: `/agent-reach/v1/{namespace}/agents/{agent_id}`, names quoted, one JSON record each, always under a lease.
 

@@ -4,7 +4,6 @@ pyetcd and gRPC.
 
 from __future__ import annotations
 
-import os
 import random
 import threading
 import time
@@ -19,6 +18,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
 
 from agent_reach.config import RegistryConfig
 from agent_reach.errors import Forbidden, ReachError, RegistryUnavailable, Unauthorized
+from agent_reach.forks import on_fork
 from agent_reach.ports import LeaseLost, WatchMessage
 from agent_reach.registry.etcd_client import Fault, Login, connect, fault_of, log_in
 from agent_reach.registry.etcd_watch import EtcdWatch
@@ -68,8 +68,8 @@ class EtcdConnections:
         self._last_problem = ""
         self._kept: dict[str, _Connection] = {}
         self._watches: set[EtcdWatch] = set()
-        self._pid = os.getpid()
         self._closed = False
+        on_fork(self, EtcdConnections._in_child)
 
     @property
     def address(self) -> str:
@@ -96,6 +96,8 @@ class EtcdConnections:
                     raise _AskAgain(self._translate(fault)) from None
                 raise self._judge(endpoint, fault) from None
             except ValueError as error:
+                if "closed channel" not in str(error):
+                    raise
                 # gRPC's way to say that another thread closed the channel before this request began.
                 raise _AskAgain(self._translate(Fault("cut_off", "no answer", str(error)))) from None
             self._worked(endpoint)
@@ -139,7 +141,7 @@ class EtcdConnections:
                 if self._members.any_left:
                     return _AskAgain(problem)
                 if isinstance(problem, RegistryUnavailable):
-                    problem.retry_after_s = self._members.wait_s(now)
+                    problem.retry_after_s = self._members.wait_s(now) or None
                 return problem
             if fault.kind == "hung":
                 # Its time is up, so the next request asks another one.
@@ -150,7 +152,7 @@ class EtcdConnections:
 
     def _pick(self) -> str:
         with self._lock:
-            self._check_usable()
+            self._require_open()
             now = time.monotonic()
             picked, wait_s = self._members.pick(now), self._members.wait_s(now)
         if picked is not None:
@@ -235,13 +237,14 @@ class EtcdConnections:
             if self._token == token:
                 self._token = None
 
-    def _check_usable(self) -> None:
+    def _require_open(self) -> None:
         if self._closed:
             raise self._was_closed()
-        if self._pid != os.getpid():
-            # After a fork the parent's connections are of no use to us, nor ours to close.
-            self._kept, self._watches, self._pid = {}, set(), os.getpid()
-            self._logging_in = threading.Lock()
+
+    def _in_child(self) -> None:
+        """The parent's connections are of no use to us, nor ours to close; threads of its may hold the locks."""
+        self._kept, self._watches = {}, set()
+        self._lock, self._logging_in = threading.Lock(), threading.Lock()
 
     def _was_closed(self) -> RegistryUnavailable:
         return RegistryUnavailable(self._text("was closed"), endpoints=self._endpoints)
@@ -271,6 +274,7 @@ class EtcdConnections:
         with self._lock:
             self._watches.add(watch)
             closed = self._closed
+        watch.start()
         if closed:
             watch.cancel()
         fault = watch.wait_created(self._timeout_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from queue import SimpleQueue
@@ -16,6 +17,8 @@ from agent_reach.registry.etcd_client import Fault, classify, fault_of
 from agent_reach.registry.keys import agent_id_of
 
 __all__ = ["EtcdWatch"]
+
+_log = logging.getLogger(__name__)
 
 
 class EtcdWatch:
@@ -55,6 +58,9 @@ class EtcdWatch:
         self._requests.put(etcdrpc.WatchRequest(create_request=create))
         self.endpoint = endpoint
         self._stream = etcdrpc.WatchStub(client.channel).Watch(self._outgoing(), metadata=client.metadata)
+
+    def start(self) -> None:
+        """Begin to deliver, and to tell of the end."""
         threading.Thread(target=self._run, name="agent-reach-etcd-watch", daemon=True).start()
 
     def wait_created(self, timeout_s: float) -> Fault | None:
@@ -81,7 +87,9 @@ class EtcdWatch:
         compacted = False
         try:
             fault, compacted = self._read()
-        except grpc.RpcError as error:
+        except Exception as error:  # noqa: BLE001 - outermost: also after a bug somebody waits for the end
+            if not isinstance(error, grpc.RpcError):
+                _log.exception("reading a watch failed")
             fault = fault_of(error)
         self._requests.put(None)
         if self._created.is_set():

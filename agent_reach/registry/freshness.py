@@ -36,6 +36,8 @@ class Freshness:
         self.refresh_at = 0.0
         self.stale_since = 0.0
         self._fresh_until = 0.0
+        # From when a list decides about missing agents, and when ours comes.
+        self._confirm_at = self._decide_at = math.inf
 
     def next_at(self) -> float:
         """When to look again: the next refresh is due, or time changes the status."""
@@ -57,9 +59,13 @@ class Freshness:
         self._fresh_until = now + self._config.refresh_s + self._rng.uniform(0.0, self._config.refresh_jitter_s)
         if confirm_at is None:
             self.status = "fresh"
-        else:
-            self.refresh_by(confirm_at + self._rng.uniform(0.0, _CONFIRM_JITTER_S))
-            self._grow_stale(now)
+            return
+        if confirm_at != self._confirm_at:
+            # Drawn once for each: the least of many draws would be the same for all clients.
+            self._confirm_at = confirm_at
+            self._decide_at = confirm_at + self._rng.uniform(0.0, _CONFIRM_JITTER_S)
+        self.refresh_by(self._decide_at)
+        self._grow_stale(now)
 
     def recall(self, now: float, age_s: float) -> None:
         """What is known is from a time when this process didn't run, and was proved `age_s` seconds ago."""

@@ -162,7 +162,8 @@ class Backoff:
 
     def after(self, error: ReachError) -> float:
         """One more failure: how long to wait, as this error asks for."""
-        if isinstance(error, RegistryUnavailable) and error.retry_after_s is not None:
+        # 0 says that nothing stands in the way, and not that it would help.
+        if isinstance(error, RegistryUnavailable) and error.retry_after_s:
             self.failures += 1
             return error.retry_after_s
         return self._next(self._REFUSED_MAX_S if isinstance(error, Unauthorized | Forbidden) else self._max_s)

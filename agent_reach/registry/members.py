@@ -28,10 +28,12 @@ class Members:
         self._config = config
         self._rng = rng
         self._failed: set[str] = set()
-        # While all have failed: how many attempts in a row, no further one before, and until when one is under way.
+        # While all have failed: how many attempts in a row were refused, no further one before, and until when one
+        # is under way. Attempts that hang take long enough by themselves, so several may be.
         self._attempts = 0
         self._next_at = 0.0
         self._busy_until = 0.0
+        self._last_hung = False
 
     @property
     def any_left(self) -> bool:
@@ -65,12 +67,12 @@ class Members:
 
     def failed(self, address: str, now: float) -> None:
         """This member can't be reached, or says that it can't serve."""
-        was_known = address in self._failed
+        was_known = address in self._failed and not self._last_hung
         self._failed.add(address)
         if self.any_left or (was_known and now >= self._busy_until):
             # Others are left, or it is late news of an attempt that has been counted.
             return
-        self._busy_until = 0.0
+        self._busy_until, self._last_hung = 0.0, False
         self._attempts += 1
         # 2**64 is past any cap; the bound keeps the power from growing for years.
         cap_s = min(self._config.backoff_max_s, self._config.backoff_base_s * 2.0 ** min(self._attempts, 64))
@@ -78,6 +80,6 @@ class Members:
         self._next_at = now + self._rng.uniform(cap_s / 2, cap_s)
 
     def hung(self, address: str) -> None:
-        """This member didn't answer in time. Such attempts take long enough by themselves, so none need wait."""
+        """This member didn't answer in time; the next attempt need not wait."""
         self._failed.add(address)
-        self._attempts, self._next_at, self._busy_until = 0, 0.0, 0.0
+        self._attempts, self._next_at, self._busy_until, self._last_hung = 0, 0.0, 0.0, True

@@ -389,7 +389,8 @@ class MemoryRegistry:
 
     def _send_progress(self, watch: Mailbox) -> None:
         with self._locked():
-            if watch in self._watches:
+            # Newer etcds say nothing of a watch that begins in the future.
+            if watch in self._watches and self._revision >= watch.from_revision:
                 watch.put(WatchProgress(self._revision))
 
     def _forget_watch(self, watch: Mailbox) -> None:

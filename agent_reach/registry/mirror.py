@@ -98,6 +98,7 @@ class Mirror:
         was_blank, self._blank = self._blank, False
         news: list[News] = []
         infos = {raw.agent_id: info for raw in listing.records if (info := self._read(raw, news)) is not None}
+        fresh = [info for info in infos.values() if self._infos.get(info.agent_id) is not info]
         if believed:
             self._records, self._infos = records, infos
             self._skipped = {agent_id: s for agent_id, s in self._skipped.items() if agent_id in records}
@@ -105,8 +106,10 @@ class Mirror:
             self._records |= records
             self._infos |= infos
         if was_blank:
-            return (*news, *self._resets(infos.values(), listing.revision))
-        return (*news, Reset(tuple(infos.values()), listing.revision, self._epoch, drop_missing=believed))
+            return (*news, *self._portions(fresh, listing.revision, first_drops=True))
+        # What is new in portions; then all of it, which costs next to nothing where it is known, to drop the rest.
+        last = Reset(tuple(infos.values()), listing.revision, self._epoch, drop_missing=believed)
+        return (*news, *self._portions(fresh, listing.revision), last)
 
     def take_snapshot(self, listing: Listing) -> tuple[News, ...]:
         """Take in what was known in an earlier run, before the first list; that one then says who is gone."""
@@ -119,21 +122,25 @@ class Mirror:
         news: list[News] = []
         self._infos = {r.agent_id: info for r in listing.records if (info := self._read(r, news)) is not None}
         self._records = {raw.agent_id: raw for raw in listing.records}
-        return (*news, *self._resets(self._infos.values(), listing.revision))
+        return (*news, *self._portions(self._infos.values(), listing.revision, first_drops=True))
 
     def take_changes(self, message: WatchChanges, now: float) -> tuple[News, ...]:
-        """Take in what a watch brought; what is older than what is known says nothing new."""
+        """Take in what a watch brought; what isn't newer than what is known says nothing new.
+
+        A store's message holds all changes of each revision in it, or none.
+        """
         self._trust.heard(len(self._records), now)
         news: list[News] = []
+        known = self.revision
         for change in message.changes:
             before = self._held
             match change:
                 case Put():
-                    if change.record.revision >= self.revision:
+                    if change.record.revision > known:
                         self.revision = change.record.revision
                         self._put(change.record, news)
                 case Deleted():
-                    if change.revision >= self.revision:
+                    if change.revision > known:
                         self.revision = change.revision
                         self._delete(change, now, news)
                 case _:
@@ -197,12 +204,13 @@ class Mirror:
             raw.revision <= self.revision and self._records.get(raw.agent_id) != raw for raw in listing.records
         )
 
-    def _resets(self, infos: Iterable[AgentInfo], revision: int) -> Iterator[Reset]:
-        """Fill an empty index, in portions that don't hold up its loop."""
+    def _portions(self, infos: Iterable[AgentInfo], revision: int, *, first_drops: bool = False) -> Iterator[Reset]:
+        """Bring these to the index, in portions that don't hold up its loop; the first empties it, if it is to."""
         rest = iter(infos)
-        yield Reset(tuple(islice(rest, _PORTION)), revision, self._epoch)
-        while portion := tuple(islice(rest, _PORTION)):
-            yield Reset(portion, revision, self._epoch, drop_missing=False)
+        portion = tuple(islice(rest, _PORTION))
+        while portion or first_drops:
+            yield Reset(portion, revision, self._epoch, drop_missing=first_drops)
+            portion, first_drops = tuple(islice(rest, _PORTION)), False
 
     def _put(self, raw: RawRecord, news: list[News]) -> None:
         self._trust.seen(raw.agent_id)

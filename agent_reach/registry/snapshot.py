@@ -14,9 +14,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agent_reach.ports import Listing, RawRecord
 
@@ -40,7 +40,7 @@ class _Content(BaseModel):
     namespace: str
     cluster_id: int
     revision: int
-    saved_at: float
+    saved_at: Annotated[float, Field(allow_inf_nan=False)]
     records: list[_Record]
 
 
@@ -66,19 +66,22 @@ class SnapshotFile:
         """Read it; None if there is none that can be used. `wall` is now, in epoch seconds."""
         try:
             content = _parse(self._path.read_bytes())
+            records = tuple(RawRecord(r.agent_id, _bytes(r.value), r.revision, r.lease) for r in content.records)
             # Not the registry's address: members may have been replaced because of this very outage.
             if content.namespace != self._namespace:
                 raise ValueError(f"it is of namespace {content.namespace!r}; each needs a file of its own")
             # The clock may have been set back meanwhile.
             age_s = max(0.0, wall - content.saved_at)
             if age_s > self._max_age_s:
-                raise ValueError(f"it is {age_s:.0f} s old; at most {self._max_age_s:g} s were allowed")
+                raise ValueError(f"it is older than {self._max_age_s:g} s")
         except FileNotFoundError:
             return None
-        except (OSError, ValueError) as error:
+        except OSError as error:
+            self._complain(f"the snapshot {self._path} can't be read: {error.strerror}")
+            return None
+        except ValueError as error:
             self._complain(f"the snapshot {self._path} isn't used: {error}")
             return None
-        records = tuple(RawRecord(r.agent_id, r.value.encode(), r.revision, r.lease) for r in content.records)
         return Snapshot(Listing(content.cluster_id, content.revision, records), age_s)
 
     def save(self, *, cluster_id: int, revision: int, records: Iterable[RawRecord], wall: float) -> None:
@@ -105,7 +108,7 @@ class SnapshotFile:
                         os.unlink(file.name)
                     raise
         except OSError as error:
-            self._complain(f"the snapshot {self._path} can't be written: {error}")
+            self._complain(f"the snapshot {self._path} can't be written: {error.strerror}")
 
     def _complain(self, problem: str) -> None:
         if problem != self._complained:
@@ -118,11 +121,9 @@ def _lines(head: Mapping[str, Any], records: Iterable[RawRecord]) -> Iterator[st
     yield f'{json.dumps(head)[:-1]}, "records": ['
     separator = "\n"
     for raw in records:
-        text = _text(raw.value)
-        if text is not None:
-            record = {"agent_id": raw.agent_id, "value": text, "revision": raw.revision, "lease": raw.lease}
-            yield f"{separator}{json.dumps(record)}"
-            separator = ",\n"
+        record = {"agent_id": raw.agent_id, "value": _text(raw.value), "revision": raw.revision, "lease": raw.lease}
+        yield f"{separator}{json.dumps(record)}"
+        separator = ",\n"
     yield "\n]}\n"
 
 
@@ -143,9 +144,11 @@ def _parse(data: bytes) -> _Content:
         raise ValueError(f"{where}: {first['msg']}") from None
 
 
-def _text(value: bytes) -> str | None:
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        # Unreadable in the registry, so unreadable here; nothing is lost.
-        return None
+def _text(value: bytes) -> str:
+    # Also what isn't UTF-8 must come back as it was: a record that is unreadable is known to be there all the same.
+    return value.decode(errors="surrogateescape")
+
+
+def _bytes(text: str) -> bytes:
+    """Raise ValueError for what `_text` never makes."""
+    return text.encode(errors="surrogateescape")

@@ -244,7 +244,10 @@ class Clients:
         self._port = port
 
         def open_all() -> None:
-            lock, mirror = threading.Lock(), Mirror(namespace, Trust(lease_s=15.0, confirm_s=15.0), allow_local=False)
+            lock, mirror = (
+                threading.Lock(),
+                Mirror(namespace, Trust(lease_s=15.0, confirm_s=15.0), allow_local=False),
+            )
             for number in range(count):
                 registry = _Registry(port, seed + number)
                 if number == 0:

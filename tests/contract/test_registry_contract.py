@@ -452,6 +452,18 @@ async def test_a_watch_from_a_future_revision_waits_for_it(bench: Bench) -> None
     assert mail.story == [("put", "due")]
 
 
+async def test_on_a_quiet_store_a_watch_from_the_last_change_answers_and_repeats_it(bench: Bench) -> None:
+    bench.register("a")
+    revision = bench.registry.list(bench.namespace).revision
+    mail: list[WatchMessage] = []
+    watch = bench.registry.watch(bench.namespace, revision, mail.append)
+    watch.ask_progress()
+    await bench.eventually(lambda: any(isinstance(m, WatchProgress) and m.revision >= revision for m in mail))
+    # In whatever order: etcd 3.5.1 answers first.
+    await bench.eventually(lambda: [m.revision for m in mail if isinstance(m, WatchChanges)] == [revision])
+    watch.cancel()
+
+
 async def test_a_watch_that_is_asked_tells_how_far_it_has_come_behind_all_changes(bench: Bench) -> None:
     mail: list[WatchMessage] = []
     watch = bench.registry.watch(bench.namespace, bench.registry.list(bench.namespace).revision + 1, mail.append)

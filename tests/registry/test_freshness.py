@@ -59,6 +59,16 @@ def test_what_the_watch_says_keeps_it_fresh_and_puts_no_refresh_off() -> None:
     assert freshness.status == "fresh"
 
 
+def test_clients_decide_at_their_own_times_also_if_much_is_said_meanwhile() -> None:
+    lists = []
+    for seed in range(100):
+        freshness = proved(seed, confirm_at=10.0)
+        for _ in range(500):
+            freshness.hear(1.0, 10.0)
+        lists.append(freshness.refresh_at)
+    assert max(lists) - min(lists) > 0.9
+
+
 def test_it_stays_stale_since_the_first_doubt() -> None:
     freshness = proved(confirm_at=10.0)
     freshness.prove(5.0, 10.0)

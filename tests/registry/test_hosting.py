@@ -51,3 +51,4 @@ def test_a_registry_that_says_when_to_ask_again_is_asked_then() -> None:
     backoff = Backoff(RegistryConfig(), random.Random(1))
     assert backoff.after(RegistryUnavailable("down", retry_after_s=7.5)) == 7.5
     assert backoff.after(RegistryUnavailable("slow")) <= 2.5
+    assert backoff.after(RegistryUnavailable("nothing stands in the way", retry_after_s=0.0)) >= 0.1

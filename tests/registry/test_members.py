@@ -110,6 +110,22 @@ def test_a_member_that_hangs_after_it_was_refused_blocks_nobody_either() -> None
     assert [some.pick(now) for _ in range(3)] == ["a", "a", "a"]
 
 
+@pytest.mark.parametrize("addresses", ["a", "abc"])
+def test_a_member_that_refuses_after_it_hung_is_paced_like_any_other(addresses: str) -> None:
+    """A frozen etcd that is killed; or a host that lost its power, and boots."""
+    some = members(*addresses)
+    for address in addresses:
+        some.hung(address)
+    now, dials = 0.0, 0
+    while now < 30.0:
+        picked = some.pick(now)
+        if picked is not None:
+            dials += 1
+            some.failed(picked, now)
+        now += 0.01
+    assert dials <= 25
+
+
 def test_news_of_one_failure_from_several_connections_counts_once() -> None:
     one, many = members("a"), members("a")
     one.failed("a", 0.0)

@@ -368,7 +368,7 @@ async def test_a_watch_that_is_lost_goes_on_from_the_last_change_without_a_list(
     put(registry, "e")
     await clock.advance(2)
     assert watched.ids == ["b", "c", "d", "e"]
-    assert registry.watched == [5, 6], "behind the last change that was read"
+    assert registry.watched == [4, 5], "from the last change that was read"
     assert len(registry.listed) == 1
     assert watched.watcher.view.connected
     assert watched.status == "fresh"
@@ -400,7 +400,7 @@ async def test_a_probe_that_fails_on_a_new_watch_ends_that_watch_unread(
         registry.fail_next(request, RegistryUnavailable("slow"), times=1000)
     put(registry, "b")
     await clock.advance(10)
-    assert len(registry.watched) == 2
+    assert len(registry.watched) > 2
     assert watched.ids == ["a"], "nobody knows whether this is still the same store"
     registry._faults.clear()
     await clock.advance(5)
@@ -420,29 +420,31 @@ async def test_busy_watches_put_no_refresh_off(clock: ManualClock, registry: Cou
     await watched.watcher.stop()
 
 
-async def test_a_change_that_the_watch_lost_is_found_by_the_count(clock: ManualClock, registry: Counting) -> None:
+async def test_a_change_that_the_watch_lost_is_found_by_the_count(
+    clock: ManualClock, registry: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for agent_id in "abc":
         put(registry, agent_id)
     watched = await loaded(registry, clock)
-    mail, Mailbox.put = Mailbox.put, lambda self, message: None  # type: ignore[method-assign]
-    registry.delete("prod", "a")
-    Mailbox.put = mail  # type: ignore[method-assign]
-    await clock.advance(21)
+    with monkeypatch.context() as patched:
+        patched.setattr(Mailbox, "put", lambda self, message: None)
+        registry.delete("prod", "a")
+    await clock.advance(22)
     assert watched.ids == ["b", "c"]
     assert len(registry.listed) == 2
     await watched.watcher.stop()
 
 
 async def test_a_replacement_that_the_watch_lost_is_found_by_comparing(
-    clock: ManualClock, registry: Counting
+    clock: ManualClock, registry: Counting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for agent_id in "abc":
         put(registry, agent_id)
     watched = await loaded(registry, clock)
-    mail, Mailbox.put = Mailbox.put, lambda self, message: None  # type: ignore[method-assign]
-    put(registry, "a", incarnation="other")
-    Mailbox.put = mail  # type: ignore[method-assign]
-    await clock.advance(21)
+    with monkeypatch.context() as patched:
+        patched.setattr(Mailbox, "put", lambda self, message: None)
+        put(registry, "a", incarnation="other")
+    await clock.advance(22)
     assert watched.index.instances["a"].info.incarnation == "other"
     assert len(registry.listed) == 2
     await watched.watcher.stop()
@@ -482,6 +484,106 @@ async def test_while_a_watch_owes_its_answer_nothing_more_is_asked(
         put(registry, "a", incarnation=str(number))
         await clock.advance(0.1)
     assert (len(registry.probed), len(registry.listed)) == (2, 1)
+    await watched.watcher.stop()
+
+
+async def test_an_answer_that_comes_before_the_changes_it_speaks_of_needs_no_list(
+    clock: ManualClock, registry: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As etcd 3.5.1 may do (etcd issue 15220)."""
+    for agent_id in "abc":
+        put(registry, agent_id)
+    watched = await loaded(registry, clock)
+    deliver, held = Mailbox.put, []
+
+    def hold_changes(self: Mailbox, message: WatchMessage) -> None:
+        held.append((self, message)) if isinstance(message, WatchChanges) else deliver(self, message)
+
+    monkeypatch.setattr(Mailbox, "put", hold_changes)
+    put(registry, "d")
+    while len(registry.probed) < 2:
+        await clock.advance(0.1)
+    monkeypatch.undo()
+    for mailbox, message in held:
+        mailbox.put(message)
+    await clock.advance(0.5)
+    assert watched.ids == ["a", "b", "c", "d"]
+    assert watched.watcher.view.proof_at is not None
+    assert clock.now() - watched.watcher.view.proof_at < 0.5
+    assert len(registry.listed) == 1
+    await watched.watcher.stop()
+
+
+async def test_an_answer_of_the_watch_that_is_behind_the_probe_proves_nothing(
+    clock: ManualClock, registry: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(registry, "a")
+    watched = await loaded(registry, clock)
+    deliver = Mailbox.put
+
+    def put_behind(self: Mailbox, message: WatchMessage) -> None:
+        behind = WatchProgress(message.revision - 1) if isinstance(message, WatchProgress) else message
+        deliver(self, behind)
+
+    monkeypatch.setattr(Mailbox, "put", put_behind)
+    proof_at = watched.watcher.view.proof_at
+    while len(registry.probed) < 2:
+        await clock.advance(0.1)
+    await clock.advance(2.5)
+    assert watched.watcher.view.proof_at == proof_at
+    assert len(registry.listed) == 1
+    await watched.watcher.stop()
+
+
+async def test_a_watch_that_leaves_a_first_question_unanswered_is_asked_again(
+    clock: ManualClock, registry: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deliver, asked = Mailbox.put, []
+
+    def put_but_the_first_progress(self: Mailbox, message: WatchMessage) -> None:
+        if isinstance(message, WatchProgress):
+            asked.append(clock.now())
+            if len(asked) == 1:
+                return
+        deliver(self, message)
+
+    monkeypatch.setattr(Mailbox, "put", put_but_the_first_progress)
+    put(registry, "a")
+    watched = await loaded(registry, clock)
+    await clock.advance(1)
+    assert len(asked) == 2
+    assert len(registry.listed) == 1
+    assert watched.said == ["connected"]
+    await watched.watcher.stop()
+
+
+async def test_after_an_outage_nothing_is_listed_if_nothing_was_missed(
+    clock: ManualClock, registry: Counting
+) -> None:
+    for agent_id in "abc":
+        put(registry, agent_id)
+    watched = await loaded(registry, clock)
+    registry.down()
+    await clock.advance(120)
+    lists = len(registry.listed)
+    registry.up()
+    put(registry, "d")
+    await clock.advance(3)
+    assert watched.ids == ["a", "b", "c", "d"]
+    assert (watched.status, watched.watcher.view.connected) == ("fresh", True)
+    assert len(registry.listed) == lists
+    await watched.watcher.stop()
+
+
+async def test_watches_that_are_refused_are_tried_more_and_more_seldom(
+    clock: ManualClock, registry: Counting
+) -> None:
+    put(registry, "a")
+    watched = await loaded(registry, clock)
+    registry.fail_next("watch", Forbidden("not yours"), times=1000)
+    registry.drop_watches("so that a new one is asked for")
+    await clock.advance(600)
+    assert 20 < len(registry.watched) < 100
     await watched.watcher.stop()
 
 
