@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
 from types import TracebackType
-from typing import Any, Self, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Self, TypeVar, Unpack, overload
 
 from pydantic import BaseModel
 
@@ -21,13 +21,13 @@ from agent_reach.dialing.local import LocalDialer
 from agent_reach.errors import ClientNotOpen, ConfigError, ReachError
 from agent_reach.events import Event
 from agent_reach.forks import leave_loop, note_use, on_fork
-from agent_reach.handlers import HandlerSpec, specs_of
+from agent_reach.handlers import default_name, specs_of
 from agent_reach.home import Home, end_of_program
 from agent_reach.identity import identify
 from agent_reach.knowledge import Knowledge
 from agent_reach.model import AgentInfo
 from agent_reach.observability.logs import LogObserver
-from agent_reach.options import CallOptions
+from agent_reach.options import CallKeywords, CallOptions
 from agent_reach.ports import Clock, Dialer, Observer, Registry, SystemClock
 from agent_reach.registry.memory import MemoryRegistry
 from agent_reach.registry.urls import open_registry
@@ -38,23 +38,11 @@ from agent_reach.runtime import Runtime
 from agent_reach.served import ServedAgent
 from agent_reach.serving.asgi import ReachApp
 
-__all__ = ["CallKeywords", "ReachClient"]
+__all__ = ["ReachClient"]
 
 _log = logging.getLogger("agent_reach.calls")
 
 T = TypeVar("T")
-
-
-class CallKeywords(TypedDict, total=False):
-    """The keywords of `call` that don't change its type; see there."""
-
-    timeout: float | None
-    agent_id: str | None
-    context_id: str | None
-    idempotency_key: str | None
-    retry: RetryConfig | None
-    fallback: Callable[[ReachError], Any] | None
-    metadata: Mapping[str, str] | None
 
 
 class ReachClient:
@@ -91,7 +79,7 @@ class ReachClient:
         self._identity = identify(
             agent_id=agent_id,
             name=name,
-            default_name=_name_of(specs),
+            default_name=default_name(specs),
             namespace=namespace,
             registry=registry if isinstance(registry, str) else None,
             listen=listen,
@@ -404,11 +392,6 @@ class ReachClient:
                 observer.on_event(event)
             except Exception:  # noqa: BLE001 - foreign code: its bug must not fail a call or the heartbeat
                 _log.exception("observer %r failed on %s", observer, type(event).__name__)
-
-
-def _name_of(specs: tuple[HandlerSpec, ...]) -> str:
-    """The agent's name where none was given: its decorator's, else the domain of its first capability."""
-    return (specs[0].agent_name or specs[0].info.name.partition(".")[0]) if specs else "client"
 
 
 def _clock_of(registry: Registry) -> Clock:

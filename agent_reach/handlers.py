@@ -15,7 +15,7 @@ from agent_reach.resolving import specs_of
 from agent_reach.signatures import Signature, label
 from agent_reach.specs import HandlerSpec
 
-__all__ = ["HandlerSpec", "capability", "register_agent", "specs_of"]
+__all__ = ["HandlerSpec", "capability", "default_name", "register_agent", "specs_of"]
 
 _H = TypeVar("_H", bound=Callable[..., Any])
 
@@ -135,3 +135,8 @@ def _mark_class(target: type, declaration: Declaration, local_names: Mapping[str
     agent = declaration.agent or Agent()
     version = None if declaration.version == "1.0.0" else declaration.version
     setattr(target, MARK, replace(declaration, agent=replace(agent, version=version)))
+
+
+def default_name(specs: tuple[HandlerSpec, ...]) -> str:
+    """The agent's name where none was given: its decorator's, else the domain of its first capability."""
+    return (specs[0].agent_name or specs[0].info.name.partition(".")[0]) if specs else "client"

@@ -5,14 +5,26 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 from pydantic import PydanticUndefinedAnnotation, PydanticUserError, TypeAdapter
 
 from agent_reach.config import RetryConfig
 from agent_reach.errors import ConfigError, ReachError
 
-__all__ = ["CallOptions", "adapter_of"]
+__all__ = ["CallKeywords", "CallOptions", "adapter_of"]
+
+
+class CallKeywords(TypedDict, total=False):
+    """The keywords of `call` that don't change its type; see there."""
+
+    timeout: float | None
+    agent_id: str | None
+    context_id: str | None
+    idempotency_key: str | None
+    retry: RetryConfig | None
+    fallback: Callable[[ReachError], Any] | None
+    metadata: Mapping[str, str] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

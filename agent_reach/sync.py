@@ -14,9 +14,10 @@ from typing import Any, Self, TypeVar, Unpack, overload
 
 from pydantic import BaseModel
 
-from agent_reach.client import CallKeywords, ReachClient
+from agent_reach.client import ReachClient
 from agent_reach.errors import ClientNotOpen, ReachError
 from agent_reach.model import AgentInfo
+from agent_reach.options import CallKeywords
 from agent_reach.reply import ClientState, Reply
 from agent_reach.routing.explain import Explanation, Route
 

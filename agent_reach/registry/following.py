@@ -33,9 +33,9 @@ from agent_reach.ports import (
 from agent_reach.registry.freshness import Freshness
 from agent_reach.registry.hosting import Backoff, Host
 from agent_reach.registry.mirror import Mirror, News
-from agent_reach.registry.snapshot import SnapshotFile
+from agent_reach.registry.snapshot import SnapshotKeeper
 from agent_reach.registry.trust import Trust
-from agent_reach.registry.view import WatchView
+from agent_reach.registry.view import WatchView, describe
 from agent_reach.routing.index import Change
 
 __all__ = ["Finding", "Follower"]
@@ -53,8 +53,6 @@ _LIST_EVERY_S_EACH = 6.0
 _ASK_EVERY_S = 0.25
 # An older etcd may answer a moment before it tells of the changes that it speaks of (etcd issue 15220).
 _SETTLE_S = 1.0
-# At 1,000 instances a snapshot is 1 MB; whoever starts doesn't mind that it misses the last minute.
-_SAVE_EVERY_S = 60.0
 
 
 # What there is to tell: changes for the index in revision order, events, and how it stands.
@@ -105,17 +103,7 @@ class Follower:
         confirm_s = config.lease_ttl_s + config.request_timeout_s + config.backoff_max_s
         self._trust = Trust(lease_s=config.lease_ttl_s, confirm_s=confirm_s)
         self._mirror = Mirror(namespace, self._trust, allow_local=not registry.blocking)
-        self._snapshot = (
-            SnapshotFile(
-                config.snapshot_path,
-                registry=registry.address,
-                namespace=namespace,
-                max_age_s=config.snapshot_max_age_s,
-            )
-            if config.snapshot_path is not None
-            else None
-        )
-        self._save_at = 0.0
+        self._snapshots = SnapshotKeeper(config, registry=registry.address, namespace=namespace, rng=rng)
         self._mail: deque[tuple[int, WatchMessage]] = deque()
         self._watch: Watch | None = None
         self._watch_number = 0
@@ -218,7 +206,7 @@ class Follower:
                     self._must_list = True
                     self._freshness.refresh_by(self._now)
                 case WatchChanges():
-                    self._send(self._mirror.take_changes(message, self._now))
+                    self._report(self._mirror.take_changes(message, self._now))
                     self._backoff.reset()
                     self._freshness.hear(self._now, self._trust.confirm_at)
                 case WatchProgress():
@@ -321,7 +309,7 @@ class Follower:
         if news:
             # An open watch should have told. It may be silently dead, and a new one costs little.
             self._unwatch()
-            self._send(news)
+            self._report(news)
         self._must_list = False
         every_s = max(_LIST_EVERY_S, _LIST_EVERY_S_EACH * len(self._mirror.records))
         self._list_at = self._now + self._rng.uniform(every_s / 2, every_s)
@@ -333,26 +321,18 @@ class Follower:
 
     def _recall(self) -> None:
         """Begin with what an earlier run knew."""
-        snapshot = self._snapshot.load(self._host.clock.wall()) if self._snapshot is not None else None
+        snapshot = self._snapshots.load(self._host.clock.wall())
         if snapshot is not None:
-            self._send(self._mirror.take_snapshot(snapshot.listing))
+            self._report(self._mirror.take_snapshot(snapshot.listing))
             self._freshness.recall(self._now, snapshot.age_s)
 
     def _keep(self) -> None:
         """Save what is known for a later run, now and then while it is proved, and at the end."""
-        cluster_id = self._mirror.cluster_id
-        if self._snapshot is None or self._freshness.status != "fresh" or cluster_id is None:
-            return
-        if self._now < self._save_at and not self._host.stopping:
-            return
-        self._save_at = self._now + self._rng.uniform(_SAVE_EVERY_S / 2, _SAVE_EVERY_S)
-        self._snapshot.save(
-            cluster_id=cluster_id,
-            revision=self._mirror.revision,
-            records=self._mirror.records,
+        proof_at = self._freshness.proof_at
+        if self._freshness.status == "fresh" and proof_at is not None:
             # As of the last proof, which is what counts.
-            wall=self._host.clock.wall() - (self._now - (self._freshness.proof_at or self._now)),
-        )
+            proved = self._host.clock.wall() - (self._now - proof_at)
+            self._snapshots.keep(self._mirror, proved, now=self._now, at_once=self._host.stopping)
 
     def _refresh_failed(self, error: ReachError) -> None:
         self._lost(error)
@@ -380,32 +360,26 @@ class Follower:
         before = self._freshness.status
         self._freshness.age(self._now)
         if before != "expired" and self._freshness.status == "expired":
-            self._send(self._mirror.clear())
+            self._report(self._mirror.clear())
 
     def _tell(self) -> None:
         """Tell how it stands if that is news."""
-        freshness = self._freshness
-        match freshness.status:
-            case "expired":
-                status = "expired"
-                detail = f"stale for {self._now - freshness.stale_since:.0f} s, so every agent was dropped"
-            case "stale" if self._trust.confirm_at is not None:
-                status, detail = "stale", "agents went missing after trouble with the registry; not believed yet"
-            case "stale":
-                status = "stale"
-                detail = f"no proof since {self._now - (freshness.proof_at or 0.0):.1f} s: {self._error}"
-            case "starting" | "fresh":
-                if not self._connected and self._error is None:
-                    return  # nothing was tried yet
-                status = "connected" if self._connected else "lost"
-                detail = f"revision {self._mirror.revision}" if self._connected else str(self._error)
-            case _:
-                assert_never(freshness.status)
+        told = describe(
+            self._freshness,
+            doubts=self._trust.confirm_at is not None,
+            connected=self._connected,
+            revision=self._mirror.revision,
+            error=self._error,
+            now=self._now,
+        )
+        if told is None:
+            return
+        status, detail = told
         if status != self._told:
             self._told = status
             self._findings.append(RegistryChanged(address=self._registry.address, status=status, detail=detail))
 
-    def _send(self, news: tuple[News, ...]) -> None:
+    def _report(self, news: tuple[News, ...]) -> None:
         self._findings.extend(news)
 
     def _publish(self) -> None:

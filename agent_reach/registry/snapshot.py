@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import random
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -18,13 +19,17 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from agent_reach.config import RegistryConfig
 from agent_reach.ports import Listing, RawRecord
+from agent_reach.registry.mirror import Mirror
 
-__all__ = ["Snapshot", "SnapshotFile"]
+__all__ = ["Snapshot", "SnapshotFile", "SnapshotKeeper"]
 
 _log = logging.getLogger(__name__)
 
 _SCHEMA = 1
+# At 1,000 instances a snapshot is 1 MB; whoever starts doesn't mind that it misses the last minute.
+_EVERY_S = 60.0
 
 
 class _Record(BaseModel):
@@ -114,6 +119,33 @@ class SnapshotFile:
         if problem != self._complained:
             self._complained = problem
             _log.warning("%s", problem)
+
+
+class SnapshotKeeper:
+    """Whether and when a snapshot is written; does nothing where the settings name no file."""
+
+    def __init__(self, config: RegistryConfig, *, registry: str, namespace: str, rng: random.Random) -> None:
+        self._file: SnapshotFile | None = None
+        if config.snapshot_path is not None:
+            max_age_s = config.snapshot_max_age_s
+            self._file = SnapshotFile(
+                config.snapshot_path, registry=registry, namespace=namespace, max_age_s=max_age_s
+            )
+        self._rng = rng
+        self._save_at = 0.0
+
+    def load(self, wall: float) -> Snapshot | None:
+        """Read it; None if there is none that can be used."""
+        return None if self._file is None else self._file.load(wall)
+
+    def keep(self, mirror: Mirror, proved_at: float, *, now: float, at_once: bool) -> None:
+        """Write what is known, if it is time; `proved_at` in epoch seconds."""
+        if self._file is None or mirror.cluster_id is None or (now < self._save_at and not at_once):
+            return
+        self._save_at = now + self._rng.uniform(_EVERY_S / 2, _EVERY_S)
+        self._file.save(
+            cluster_id=mirror.cluster_id, revision=mirror.revision, records=mirror.records, wall=proved_at
+        )
 
 
 def _lines(head: Mapping[str, Any], records: Iterable[RawRecord]) -> Iterator[str]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import assert_never
 
 from agent_reach.errors import ReachError
-from agent_reach.registry.freshness import ViewStatus
+from agent_reach.registry.freshness import Freshness, ViewStatus
 
-__all__ = ["WatchView"]
+__all__ = ["WatchView", "describe"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,3 +28,31 @@ class WatchView:
     revision: int = 0
     skipped: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     error: ReachError | None = None
+
+
+def describe(
+    freshness: Freshness,
+    *,
+    doubts: bool,
+    connected: bool,
+    revision: int,
+    error: ReachError | None,
+    now: float,
+) -> tuple[str, str] | None:
+    """The status to tell of, and why in words; None before anything was tried.
+
+    `doubts`: agents are missing that aren't believed gone.
+    """
+    match freshness.status:
+        case "expired":
+            return "expired", f"stale for {now - freshness.stale_since:.0f} s, so every agent was dropped"
+        case "stale" if doubts:
+            return "stale", "agents went missing after trouble with the registry; not believed yet"
+        case "stale":
+            return "stale", f"no proof since {now - (freshness.proof_at or 0.0):.1f} s: {error}"
+        case "starting" | "fresh":
+            if connected:
+                return "connected", f"revision {revision}"
+            return None if error is None else ("lost", str(error))
+        case _:
+            assert_never(freshness.status)
