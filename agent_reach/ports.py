@@ -291,6 +291,10 @@ class Registry(Protocol):
         """
         ...
 
+    def get(self, namespace: str, agent_id: str) -> RawRecord | None:
+        """One record, as it is now; None if there is none."""
+        ...
+
     def create(self, namespace: str, agent_id: str, value: bytes, lease: int) -> Created | Occupied:
         """Write only if no record is there, atomically. Raises `LeaseLost` if the lease lives no longer."""
         ...

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, assert_never
 
 from agent_reach.config import RegistryConfig
 from agent_reach.errors import AgentIdInUse, ConfigError, Forbidden, ReachError, RegistryUnavailable, Unauthorized
@@ -76,7 +77,11 @@ class Announcer:
         # What follows belongs to the host.
         self._lease: int | None = None
         self._writing = 0
-        self._renewed_at = 0.0
+        # When the last heartbeat began; the last that renewed our lease; the last that found or wrote our entry.
+        self._beat_at = self._there_at = 0.0
+        self._renewed_at = -math.inf
+        # The last heartbeat failed, though we count as registered still.
+        self._troubled = False
         self._holder: Holder | None = None
         self._status: Status = "idle"
 
@@ -169,6 +174,8 @@ class Announcer:
     def _beat(self) -> float:
         """Do one heartbeat and return the seconds until the next."""
         self._writing = self._wanted
+        # The registry counts from when a request arrived, so from before it at the earliest.
+        self._beat_at = self._host.clock.now()
         try:
             info = self._record()
             value = info.to_bytes()
@@ -197,11 +204,11 @@ class Announcer:
 
     def _write(self, info: AgentInfo, value: bytes, lease: int) -> float:
         """See to it that our record is there under this lease; return the seconds until the next look."""
-        match self._registry.create(info.namespace, info.agent_id, value, lease):
-            case Created():
+        held = self._registry.get(info.namespace, info.agent_id)
+        if held is None:
+            held = self._create(info, value, lease)
+            if held is None:
                 return self._settled(info)
-            case Occupied(held):
-                pass
         try:
             holder = AgentInfo.from_bytes(held.value)
         except ValueError:
@@ -215,22 +222,38 @@ class Announcer:
         # It went between the two requests.
         return 0.0
 
+    def _create(self, info: AgentInfo, value: bytes, lease: int) -> RawRecord | None:
+        """Write the entry; return who was quicker, if somebody was."""
+        try:
+            outcome = self._registry.create(info.namespace, info.agent_id, value, lease)
+        except ReachError as error:
+            if self._status == "registered":
+                self._tell("lost", f"the entry is gone and can't be written: {error}", error, event="lost")
+            raise
+        match outcome:
+            case Created():
+                return None
+            case Occupied(holder):
+                return holder
+            case _:
+                assert_never(outcome)
+
     def _renew(self) -> None:
         """Renew our lease, or grant one if there is none."""
-        # Counted from before the request: the registry counts from when it arrived.
-        at = self._host.clock.now()
         if self._lease is None:
             self._lease = self._registry.grant(self._config.lease_ttl_s)
         elif not self._registry.keep_alive(self._lease):
             raise LeaseLost("it ended before it was renewed")
-        self._renewed_at = at
+        self._renewed_at = self._beat_at
 
     def _settled(self, info: AgentInfo) -> float:
         self._holder = None
+        self._there_at = self._beat_at
         if self._writing:
             self._host.post(self._wrote, self._writing)
-        if self._status != "registered":
+        if self._status != "registered" or self._troubled:
             names = ", ".join(capability.name for capability in info.capabilities)
+            self._troubled = False
             self._tell("registered", f"at {info.endpoint.url} in {info.namespace!r}: {names}", event="registered")
         # A third of the lease, or a little less: agents that registered together, after an outage, part ways.
         return self._config.lease_ttl_s / 3 * self._rng.uniform(0.8, 1.0)
@@ -238,14 +261,20 @@ class Announcer:
     def _failed(self, error: ReachError) -> float:
         # Leases may have been lengthened while the registry was away: what was seen before counts no more.
         self._holder = None
-        silent_s = self._host.clock.now() - self._renewed_at
+        now, ttl_s = self._host.clock.now(), self._config.lease_ttl_s
+        silent_s = now - self._there_at
         if self._status in ("registering", "lost"):
             self._tell(self._status, str(error), error, "waiting" if self._status == "registering" else None)
-        elif self._status == "registered" and silent_s >= self._config.lease_ttl_s:
+        elif self._status == "registered" and silent_s >= ttl_s:
             # The registry must be taken to have ended the lease. Whether it did, it says itself at the next
             # renewal: after a restart it may still live, and then nobody need see us go and come back.
-            self._tell("lost", f"not renewed for {silent_s:.1f} s: {error}", error, "lost")
-        return self._backoff.after(error)
+            self._tell("lost", f"not seen for {silent_s:.1f} s: {error}", error, "lost")
+        elif self._status == "registered":
+            self._troubled = True
+            self._tell("registered", f"not seen for {silent_s:.1f} s: {error}", error)
+        delay_s = self._backoff.after(error)
+        # However long others would wait: a lease that may still live must be renewed.
+        return min(delay_s, ttl_s / 3) if now - self._renewed_at < ttl_s else delay_s
 
     def _occupied(self, info: AgentInfo, held: RawRecord, who: str) -> float:
         """Somebody else's record is there: a dead process's, or a living rival's."""

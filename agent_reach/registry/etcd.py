@@ -14,7 +14,9 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import grpc
 from pyetcd import etcdrpc
+from pyetcd.exceptions import Etcd3Exception
 from pyetcd.utils import prefix_range_end
 
 from agent_reach.config import RegistryConfig
@@ -29,7 +31,7 @@ from agent_reach.ports import (
     Watch,
     WatchMessage,
 )
-from agent_reach.registry.etcd_client import Login, read_tls
+from agent_reach.registry.etcd_client import Login, fault_of, read_tls
 from agent_reach.registry.etcd_connections import EtcdConnections
 from agent_reach.registry.keys import agent_id_of, key_of, prefix_of
 
@@ -37,6 +39,8 @@ __all__ = ["EtcdRegistry"]
 
 # 1,000 records of 1 KB are 1 MB an answer: quick, and far from any limit.
 _PAGE = 1000
+# 20 KB in 3 s: whatever is slower than that serves nobody.
+_LEAST_PAGE = 20
 
 
 class EtcdRegistry:
@@ -77,6 +81,7 @@ class EtcdRegistry:
             login=Login(username, password) if username is not None and password is not None else None,
             rng=rng or random.Random(),
         )
+        self._page = _PAGE
 
     def __repr__(self) -> str:
         return f"<EtcdRegistry {self.address}>"
@@ -117,6 +122,16 @@ class EtcdRegistry:
         """Whole seconds that a lease has left; 0 if it ended, for which etcd says -1."""
         return self._connections.ask("leases", lambda client: max(0.0, float(client.get_lease_info(lease).TTL)))
 
+    def get(self, namespace: str, agent_id: str) -> RawRecord | None:
+        """One record; etcd writes nothing to its log for it."""
+        request = etcdrpc.RangeRequest(key=key_of(namespace, agent_id))
+
+        def read(client: Any) -> RawRecord | None:
+            found = client.kvstub.Range(request, client.timeout, metadata=client.metadata).kvs
+            return RawRecord(agent_id, found[0].value, found[0].mod_revision, found[0].lease) if found else None
+
+        return self._connections.ask("leases", read)
+
     def create(self, namespace: str, agent_id: str, value: bytes, lease: int) -> Created | Occupied:
         """Write only if no record is there, in one transaction."""
         _check_lease(lease)
@@ -151,19 +166,30 @@ class EtcdRegistry:
         return self._connections.ask("leases", write)
 
     def list(self, namespace: str) -> Listing:
-        """Everything in the namespace at one revision, read page by page."""
+        """Everything in the namespace at one revision, read page by page.
+
+        A page that doesn't come in time may be too large for this way; then the next list's are smaller.
+        """
         prefix = prefix_of(namespace)
 
         def read(client: Any) -> Listing:
             start, revision = prefix, 0
             records: builtins.list[RawRecord] = []
             while True:
-                answer = client.get_range_response(start, prefix_range_end(prefix), limit=_PAGE, revision=revision)
+                try:
+                    answer = client.get_range_response(
+                        start, prefix_range_end(prefix), limit=min(self._page, _PAGE), revision=revision
+                    )
+                except (grpc.RpcError, Etcd3Exception) as error:
+                    if fault_of(error).kind == "hung":
+                        self._page = max(_LEAST_PAGE, self._page // 4)
+                    raise
                 revision = revision or answer.header.revision
                 records += (
                     RawRecord(agent_id_of(prefix, kv.key), kv.value, kv.mod_revision, kv.lease) for kv in answer.kvs
                 )
                 if not answer.more:
+                    self._page = min(_PAGE, self._page * 2)
                     return Listing(answer.header.cluster_id, revision, tuple(records))
                 start = answer.kvs[-1].key + b"\0"
 
@@ -178,21 +204,39 @@ class EtcdRegistry:
         keys = [key_of(namespace, record.agent_id) for record in known]
         ranges = [etcdrpc.RangeRequest(key=prefix, range_end=prefix_range_end(prefix), count_only=True)]
         ranges += [etcdrpc.RangeRequest(key=key, keys_only=True) for key in keys]
-        # One transaction: all of it at one revision.
-        request = etcdrpc.TxnRequest(success=[etcdrpc.RequestOp(request_range=one) for one in ranges])
 
         def read(client: Any) -> Probe:
-            answer = client.kvstub.Txn(request, client.timeout, metadata=client.metadata)
-            counted, *found = (response.response_range for response in answer.responses)
+            counted, *found = self._read_at_once(client, ranges)
             changed = {
                 record.agent_id
                 for record, there in zip(known, found, strict=True)
                 # Revisions of a store that began anew may coincide; the ids of its leases don't.
                 if [(kv.mod_revision, kv.lease) for kv in there.kvs] != [(record.revision, record.lease)]
             }
-            return Probe(answer.header.cluster_id, answer.header.revision, counted.count, frozenset(changed))
+            header = counted.header
+            return Probe(header.cluster_id, header.revision, counted.count, frozenset(changed))
 
         return self._connections.ask("lists", read)
+
+    def _read_at_once(self, client: Any, ranges: Sequence[Any]) -> builtins.list[Any]:
+        """Several reads at one revision, and with the header of that."""
+        request = etcdrpc.TxnRequest(success=[etcdrpc.RequestOp(request_range=one) for one in ranges])
+        try:
+            answer = client.kvstub.Txn(request, client.timeout, metadata=client.metadata)
+        except grpc.RpcError as error:
+            if fault_of(error).kind != "no_space":
+                raise
+        else:
+            answers = [response.response_range for response in answer.responses]
+            answers[0].header.CopyFrom(answer.header)
+            return answers
+        # An etcd without space refuses transactions, some versions those of reads too; but it reads.
+        first = client.kvstub.Range(ranges[0], client.timeout, metadata=client.metadata)
+        answers = [first]
+        for one in ranges[1:]:
+            one.revision = first.header.revision
+            answers.append(client.kvstub.Range(one, client.timeout, metadata=client.metadata))
+        return answers
 
     def watch(self, namespace: str, from_revision: int, deliver: Callable[[WatchMessage], None]) -> Watch:
         """Deliver changes from `from_revision` on; one that lies ahead is accepted and silent until then.

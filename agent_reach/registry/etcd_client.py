@@ -21,6 +21,7 @@ FaultKind: TypeAlias = Literal[
     "cut_off",
     "lease_lost",
     "compacted",
+    "no_space",
     "stale_token",
     "unauthorized",
     "forbidden",
@@ -144,6 +145,8 @@ def classify(code: grpc.StatusCode | None, details: str) -> Fault:
         kind = "hung"
     elif code is grpc.StatusCode.CANCELLED:
         kind = "cut_off"
+    elif code is grpc.StatusCode.RESOURCE_EXHAUSTED and "space exceeded" in details:
+        kind = "no_space"
     elif code is grpc.StatusCode.OUT_OF_RANGE:
         kind = "compacted"
     elif code is grpc.StatusCode.UNAVAILABLE:

@@ -184,6 +184,8 @@ class EtcdConnections:
                 return Unauthorized(self._text(f"refused: {fault.details}; {advice}"))
             case "hung":
                 text = f"didn't answer within {self._timeout_s:g} s; is it overloaded, frozen or without a leader?"
+            case "no_space":
+                text = f"is out of space ({fault.details}); compact it, defragment it, and disarm its alarm"
             case _:
                 text = (
                     f"can't be used ({fault.code}: {fault.details}); is it running, and do address and scheme fit?"

@@ -136,11 +136,10 @@ class Follower:
         self._read_mail()
         if self._check is not None and self._now >= self._check.until:
             self._check_failed(self._check)
-        # First, since a watch that can be opened spares the list.
-        if self._may_watch and self._now >= self._watch_at and not self._host.stopping:
-            self._open_watch()
         if self._check is None and self._now >= self._freshness.refresh_at:
             self._refresh()
+        if self._may_watch and self._now >= self._watch_at and not self._host.stopping:
+            self._open_watch()
         if self._check is not None and self._now >= self._check.ask_at:
             self._ask_progress(self._check)
         self._age()
@@ -231,6 +230,11 @@ class Follower:
 
     def _refresh(self) -> None:
         """Prove what we know, or learn it anew."""
+        if self._may_watch:
+            # A watch that can be opened spares the list.
+            self._open_watch()
+            if self._check is not None:
+                return
         due = self._must_list or self._now >= self._list_at or self._freshness.status in ("starting", "expired")
         if due or self._watch is None or self._trust.confirm_at is not None:
             self._list()
@@ -298,6 +302,9 @@ class Follower:
     def _list(self) -> None:
         """List, and bring the differences to the index."""
         self._check = None
+        # Before the outcome is known: one that fails though nothing is in doubt leaves the next refresh to a probe.
+        every_s = max(_LIST_EVERY_S, _LIST_EVERY_S_EACH * len(self._mirror.records))
+        self._list_at = self._now + self._rng.uniform(every_s / 2, every_s)
         try:
             listing = self._registry.list(self._namespace)
         except ReachError as error:
@@ -311,8 +318,6 @@ class Follower:
             self._unwatch()
             self._report(news)
         self._must_list = False
-        every_s = max(_LIST_EVERY_S, _LIST_EVERY_S_EACH * len(self._mirror.records))
-        self._list_at = self._now + self._rng.uniform(every_s / 2, every_s)
         if self._watch is not None:
             self._proved()
             self._backoff.reset()
@@ -361,6 +366,8 @@ class Follower:
         self._freshness.age(self._now)
         if before != "expired" and self._freshness.status == "expired":
             self._report(self._mirror.clear())
+            self._must_list = True
+            self._freshness.refresh_by(self._now)
 
     def _tell(self) -> None:
         """Tell how it stands if that is news."""

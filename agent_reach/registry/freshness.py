@@ -44,7 +44,7 @@ class Freshness:
         if self.status == "fresh":
             return min(self.refresh_at, self._fresh_until)
         if self.status == "stale":
-            return min(self.refresh_at, self.stale_since + self._config.stale_grace_s)
+            return min(self.refresh_at, self._expires_at)
         return self.refresh_at
 
     def prove(self, now: float, confirm_at: float | None) -> None:
@@ -76,8 +76,13 @@ class Freshness:
         """Let knowledge grow old that nothing proved."""
         if self.status == "fresh" and now >= self._fresh_until:
             self._grow_stale(now)
-        if self.status == "stale" and now >= self.stale_since + self._config.stale_grace_s:
+        if self.status == "stale" and now >= self._expires_at:
             self.status = "expired"
+
+    @property
+    def _expires_at(self) -> float:
+        # What is proved again and again doesn't expire, though agents are missing that aren't believed gone.
+        return max(self.stale_since, self.proof_at or self.stale_since) + self._config.stale_grace_s
 
     def refresh_by(self, at: float) -> None:
         """Refresh at `at` or sooner."""

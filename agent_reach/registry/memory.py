@@ -40,7 +40,7 @@ from agent_reach.registry.mailbox import Mailbox
 
 __all__ = ["MemoryRegistry"]
 
-_OPERATIONS = ("grant", "keep_alive", "time_left", "revoke", "create", "replace", "list", "probe", "watch")
+_OPERATIONS = ("grant", "keep_alive", "time_left", "revoke", "get", "create", "replace", "list", "probe", "watch")
 # An empty etcd is at revision 1.
 _FIRST_REVISION = 1
 # Older changes are compacted away: a watch that starts that far back has to list first anyway.
@@ -165,6 +165,11 @@ class MemoryRegistry:
         with self._request("time_left"):
             of = self._leases.get(lease)
             return 0.0 if of is None else float(int(of.ends_at - self._clock.now()))
+
+    def get(self, namespace: str, agent_id: str) -> RawRecord | None:
+        """One record, as it is now."""
+        with self._request("get"):
+            return self._entries.get((namespace, agent_id))
 
     def create(self, namespace: str, agent_id: str, value: bytes, lease: int) -> Created | Occupied:
         """Write only if no record is there."""

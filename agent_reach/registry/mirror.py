@@ -44,8 +44,8 @@ class Mirror:
         self._epoch = 0
         # The newest that a list or a probe named, of whatever namespace.
         self._seen_revision = 0
-        # Since the last probe: at which revision the number of records changed, and by how many.
-        self._steps: list[tuple[int, int]] = []
+        # Between a probe and the watch's answer: at which revision the number of records changed, and by how many.
+        self._steps: list[tuple[int, int]] | None = None
         self._namespace = namespace
         self._trust = trust
         self._allow_local = allow_local
@@ -85,6 +85,7 @@ class Mirror:
     def take_list(self, listing: Listing, now: float) -> tuple[News, ...]:
         """Take in a list; what it brings ends with a `Reset`, and is empty if all was known."""
         self._trust.heard(len(self._records), now)
+        self._steps = None
         anew = self._cluster_id is not None and self._is_another_history(listing)
         if anew:
             self._epoch += 1
@@ -145,7 +146,7 @@ class Mirror:
                         self._delete(change, now, news)
                 case _:
                     assert_never(change)
-            if self._held != before:
+            if self._steps is not None and self._held != before:
                 self._steps.append((self.revision, self._held - before))
         return tuple(news)
 
@@ -160,7 +161,7 @@ class Mirror:
         our newest record, that one isn't.
         """
         self._trust.heard(len(self._records), now)
-        self._steps.clear()
+        self._steps = []
         if self._is_elsewhere(probe.cluster_id, probe.revision):
             return False
         self._seen_revision = probe.revision
@@ -170,11 +171,14 @@ class Mirror:
         """True if the store held at the probe what is known; to be asked once a watch has told of every change up
         to the probe's revision.
         """
-        later = sum(step for revision, step in self._steps if revision > probe.revision)
+        later = sum(step for revision, step in self._steps or () if revision > probe.revision)
         if self._held - later != probe.count:
             return False
         # What changed there must have changed here.
-        return not any(r.agent_id in probe.changed and self._records.get(r.agent_id) == r for r in sample)
+        if any(r.agent_id in probe.changed and self._records.get(r.agent_id) == r for r in sample):
+            return False
+        self._steps = None
+        return True
 
     def clear(self) -> tuple[News, ...]:
         """Drop everything; the next list fills it again."""

@@ -10,8 +10,9 @@ import threading
 import pytest
 
 from agent_reach.config import RegistryConfig
-from agent_reach.errors import AgentIdInUse, ConfigError, RegistryUnavailable, Unauthorized
-from agent_reach.ports import Created, Occupied
+from agent_reach.errors import AgentIdInUse, ConfigError, Forbidden, RegistryUnavailable, Unauthorized
+from agent_reach.events import RegistrationChanged
+from agent_reach.ports import Created, Occupied, RawRecord
 from agent_reach.registry.holder import Holder
 from agent_reach.registry.memory import MemoryRegistry
 from agent_reach.testing import ManualClock
@@ -87,6 +88,51 @@ async def test_after_an_outage_and_a_wipe_the_entry_is_back_within_the_backoff(
     await clock.advance(config.backoff_max_s + 1)
     assert ids(registry) == ["a"]
     assert announced.said == ["registered", "lost", "registered"], "once per change, not per retry"
+    await announced.announcer.withdraw(5)
+
+
+async def test_a_refusal_costs_no_lease_and_is_seen_at_once(clock: ManualClock, registry: Recorded) -> None:
+    """Refused logins are tried more and more seldom; but what may still be renewed must be."""
+    announced = Announced(registry, clock)
+    announced.announcer.start()
+    await announced.announcer.wait_registered(5)
+    registry.fail_next("get", Forbidden("not any more"), times=1000)
+    await clock.advance(6)
+    assert isinstance(announced.announcer.state.error, Forbidden)
+    assert announced.status == "registered"
+    await clock.advance(60)
+    assert ids_raw(registry) == ["a"], "renewed all the while"
+    assert announced.said == ["registered", "lost"], "nobody has seen the entry for a lease time"
+    registry._faults.clear()
+    await clock.advance(31)
+    assert announced.said == ["registered", "lost", "registered"]
+    assert announced.announcer.state.error is None
+    await announced.announcer.withdraw(5)
+
+
+def ids_raw(registry: MemoryRegistry) -> list[str]:
+    return [agent_id for _, agent_id in registry._entries]
+
+
+async def test_an_entry_that_is_gone_and_cannot_be_written_counts_as_lost_though_the_lease_lives(
+    clock: ManualClock, registry: Recorded
+) -> None:
+    """As in an etcd that is out of space: it renews leases, and writes nothing."""
+    announced = Announced(registry, clock)
+    announced.announcer.start()
+    await announced.announcer.wait_registered(5)
+    registry.fail_next("create", RegistryUnavailable("out of space"), times=20)
+    await clock.advance(20)
+    assert announced.said == ["registered"], "it is there, and that can be read"
+    registry.delete("prod", "a")
+    await clock.advance(6)
+    assert announced.said == ["registered", "lost"]
+    assert announced.events[-1] == RegistrationChanged(
+        agent_id="a", status="lost", detail="the entry is gone and can't be written: out of space"
+    )
+    await clock.advance(60)
+    assert announced.said == ["registered", "lost", "registered"]
+    assert ids(registry) == ["a"]
     await announced.announcer.withdraw(5)
 
 
@@ -257,10 +303,10 @@ class Scripted(MemoryRegistry):
         self.script = script
         self.put_raw("prod", "a", info(incarnation="other").to_bytes(), lease=99)
 
-    def create(self, namespace: str, agent_id: str, value: bytes, lease: int) -> Created | Occupied:
+    def get(self, namespace: str, agent_id: str) -> RawRecord | None:
         if not self.script and self.revision == 2:
             self.delete(namespace, agent_id)
-        return super().create(namespace, agent_id, value, lease)
+        return super().get(namespace, agent_id)
 
     def time_left(self, lease: int) -> float:
         assert lease == 99

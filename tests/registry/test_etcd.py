@@ -29,6 +29,7 @@ from agent_reach.registry.etcd_client import Login, log_in
 from agent_reach.registry.keys import agent_id_of, key_of, prefix_of
 from agent_reach.registry.urls import open_registry
 from agent_reach.testing.etcd import EtcdServer, _free_ports
+from tests.faults.proxy import Proxy
 from tests.registry.support import Announced, Watched, eventually, info
 
 pytestmark = pytest.mark.etcd
@@ -346,6 +347,43 @@ def test_what_is_written_between_two_pages_belongs_to_the_next_list(
     registry.close()
 
 
+def test_over_a_slow_way_a_list_is_read_in_smaller_pages(own_etcd: EtcdServer, namespace: str) -> None:
+    registry = connect(own_etcd, RegistryConfig())
+    lease = registry.grant(60)
+    for number in range(400):
+        registry.create(namespace, f"a{number}", b"x" * 1000, lease)
+    registry.close()
+    with Proxy(own_etcd.port) as way:
+        # 400 KB take 4 s.
+        way.to_client.throttle(100_000)
+        slow = EtcdRegistry([f"127.0.0.1:{way.port}"], config=RegistryConfig(request_timeout_s=1.5))
+        assert not works(lambda registry: registry.list(namespace), slow)
+        tries = [works(lambda registry: registry.list(namespace), slow) for _ in range(4)]
+        assert any(tries)
+        assert len(slow.list(namespace).records) == 400
+        slow.close()
+
+
+def test_an_etcd_without_space_is_read_on_and_says_what_to_do(tmp_path: Path, namespace: str) -> None:
+    with EtcdServer(tmp_path / "data", options=["--quota-backend-bytes", "2000000"]) as server:
+        registry = connect(server, RegistryConfig())
+        lease = registry.grant(60)
+        assert isinstance(registry.create(namespace, "a", b"{}", lease), Created)
+
+        def fill() -> None:
+            for number in range(5000):
+                registry.create(f"{namespace}-other", f"a{number}", b"x" * 10_000, lease)
+
+        with pytest.raises(RegistryUnavailable, match="out of space.*compact it, defragment it, and disarm"):
+            fill()
+        assert registry.keep_alive(lease)
+        held = registry.get(namespace, "a")
+        assert held is not None
+        probe = registry.probe(namespace, [held])
+        assert (probe.count, probe.changed) == (1, frozenset())
+        registry.close()
+
+
 def test_a_list_that_a_compaction_cut_in_two_begins_again(
     etcd: EtcdServer, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -656,6 +694,7 @@ async def test_a_program_that_ends_without_closing_ends(etcd: EtcdServer, namesp
     code = f"""
 import asyncio
 from agent_reach.ports import SystemClock
+from tests.faults.proxy import Proxy
 from tests.registry.support import Announced, Watched, info
 from agent_reach.registry.urls import open_registry
 from agent_reach.config import RegistryConfig

@@ -85,3 +85,13 @@ def test_clients_that_begin_together_part_ways_and_none_lists_later_for_it() -> 
         lists.append(freshness.refresh_at)
     assert all(5.0 <= at <= 20.0 for at in lists)
     assert max(lists) - min(lists) > 10.0
+
+
+def test_what_is_proved_again_and_again_does_not_expire_though_agents_are_missing() -> None:
+    freshness = proved(confirm_at=10.0)
+    for now in range(1, 1000):
+        freshness.hear(float(now), 10.0)
+        freshness.age(float(now))
+        assert freshness.status == "stale"
+    freshness.age(999.0 + 100.0)
+    assert freshness.status == "expired"

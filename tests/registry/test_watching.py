@@ -640,6 +640,21 @@ async def test_now_and_then_everything_is_listed_though_nothing_seems_wrong(
     await watched.watcher.stop()
 
 
+async def test_a_routine_list_that_fails_leaves_a_view_that_probes_prove(
+    clock: ManualClock, registry: Counting
+) -> None:
+    """As over a way on which a whole list takes too long."""
+    put(registry, "a")
+    watched = await loaded(registry, clock)
+    registry.fail_next("list", RegistryUnavailable("too slow"), times=1000)
+    for _ in range(60):
+        await clock.advance(50)
+        assert watched.status == "fresh"
+    assert len(registry.listed) > 3
+    assert watched.ids == ["a"]
+    await watched.watcher.stop()
+
+
 # --- bad records ------------------------------------------------------------------------------------------
 
 GOOD = json.loads(info("bad").to_bytes())
