@@ -32,7 +32,7 @@ from agent_reach.ports import (
 )
 from agent_reach.registry.freshness import Freshness
 from agent_reach.registry.hosting import Backoff, Host
-from agent_reach.registry.mirror import Mirror, News
+from agent_reach.registry.mirror import Mirror
 from agent_reach.registry.snapshot import SnapshotKeeper
 from agent_reach.registry.trust import Trust
 from agent_reach.registry.view import WatchView, describe
@@ -205,8 +205,11 @@ class Follower:
                     self._must_list = True
                     self._freshness.refresh_by(self._now)
                 case WatchChanges():
-                    self._report(self._mirror.take_changes(message, self._now))
-                    self._backoff.reset()
+                    news = self._mirror.take_changes(message, self._now)
+                    self._findings.extend(news)
+                    # A new watch repeats the last change: that is no sign that it works for longer than the last.
+                    if news:
+                        self._backoff.reset()
                     self._freshness.hear(self._now, self._trust.confirm_at)
                 case WatchProgress():
                     self._take_progress(message)
@@ -316,7 +319,7 @@ class Follower:
         if news:
             # An open watch should have told. It may be silently dead, and a new one costs little.
             self._unwatch()
-            self._report(news)
+            self._findings.extend(news)
         self._must_list = False
         if self._watch is not None:
             self._proved()
@@ -328,7 +331,7 @@ class Follower:
         """Begin with what an earlier run knew."""
         snapshot = self._snapshots.load(self._host.clock.wall())
         if snapshot is not None:
-            self._report(self._mirror.take_snapshot(snapshot.listing))
+            self._findings.extend(self._mirror.take_snapshot(snapshot.listing))
             self._freshness.recall(self._now, snapshot.age_s)
 
     def _keep(self) -> None:
@@ -365,7 +368,7 @@ class Follower:
         before = self._freshness.status
         self._freshness.age(self._now)
         if before != "expired" and self._freshness.status == "expired":
-            self._report(self._mirror.clear())
+            self._findings.extend(self._mirror.clear())
             self._must_list = True
             self._freshness.refresh_by(self._now)
 
@@ -385,9 +388,6 @@ class Follower:
         if status != self._told:
             self._told = status
             self._findings.append(RegistryChanged(address=self._registry.address, status=status, detail=detail))
-
-    def _report(self, news: tuple[News, ...]) -> None:
-        self._findings.extend(news)
 
     def _publish(self) -> None:
         view = WatchView(

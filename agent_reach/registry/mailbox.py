@@ -6,10 +6,11 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from agent_reach.ports import WatchMessage
 
-__all__ = ["Mailbox"]
+__all__ = ["Mailbox", "MailboxWatch"]
 
 _log = logging.getLogger(__name__)
 
@@ -56,3 +57,21 @@ class Mailbox:
             self._cancelled = True
             while self._thread not in (None, threading.get_ident()):
                 self._idle.wait()
+
+
+@dataclass(frozen=True, slots=True)
+class MailboxWatch:
+    """What a watcher is given: its mailbox, and what the registry does with it."""
+
+    mailbox: Mailbox
+    send_progress: Callable[[Mailbox], None]
+    forget: Callable[[Mailbox], None]
+
+    def ask_progress(self) -> None:
+        """Have the registry say how far it has come."""
+        self.send_progress(self.mailbox)
+
+    def cancel(self) -> None:
+        """Deliver nothing more."""
+        self.mailbox.cancel()
+        self.forget(self.mailbox)

@@ -36,7 +36,7 @@ from agent_reach.ports import (
     WatchProgress,
 )
 from agent_reach.registry.alarm import Alarm
-from agent_reach.registry.mailbox import Mailbox
+from agent_reach.registry.mailbox import Mailbox, MailboxWatch
 
 __all__ = ["MemoryRegistry"]
 
@@ -57,22 +57,6 @@ class _Lease:
 class _Past:
     namespace: str
     message: WatchChanges
-
-
-@dataclass(frozen=True, slots=True)
-class _Watch:
-    """What a watcher is given: its mailbox, and what the registry does with it."""
-
-    mailbox: Mailbox
-    send_progress: Callable[[Mailbox], None]
-    forget: Callable[[Mailbox], None]
-
-    def ask_progress(self) -> None:
-        self.send_progress(self.mailbox)
-
-    def cancel(self) -> None:
-        self.mailbox.cancel()
-        self.forget(self.mailbox)
 
 
 class MemoryRegistry:
@@ -215,7 +199,7 @@ class MemoryRegistry:
                         watch.put(past.message)
                 self._watches.append(watch)
 
-        return _Watch(watch, self._send_progress, self._forget_watch)
+        return MailboxWatch(watch, self._send_progress, self._forget_watch)
 
     def close(self) -> None:
         """Do nothing: others in this process may hold the same registry."""

@@ -168,6 +168,7 @@ async def test_a_compacted_watch_lists_again_and_doesnt_loop(clock: ManualClock,
 
 
 async def test_a_watch_that_fails_again_and_again_backs_off(clock: ManualClock, registry: Counting) -> None:
+    put(registry, "a")
     watched = await loaded(registry, clock)
     for _ in range(600):
         registry.drop_watches("again")
