@@ -54,7 +54,6 @@ class Caller:
         self._dialer_for = runtime.dialer_for
         self._config = runtime.config
         self._clock = runtime.clock
-        self._rng = runtime.rng
         self._emit = runtime.emit
         self._places = Places(runtime.clock)
 
@@ -89,9 +88,7 @@ class Caller:
                 pinned=options.agent_id,
                 preferred=() if route is None else tuple(view.agent_id for view in route.candidates),
             )
-            session = CallSession(
-                plan, self._knowledge.index.lookup, self._config, self._knowledge.scorer, self._rng
-            )
+            session = CallSession(plan, self._knowledge.router)
             reply = await self._run(session, call, started, pinned=options.agent_id)
             if options.response_model is not None:
                 reply = _typed(reply, options.response_model, call)

@@ -103,7 +103,7 @@ class ReachClient:
         self._owns_rng = rng is None
         runtime = Runtime(self._config, self._clock, rng or random.Random(), self._emit, self._dialer_for)
         self._runtime = runtime
-        self._knowledge = Knowledge(self.namespace, runtime)
+        self._knowledge = Knowledge(self.namespace, runtime, zone=self._identity.zone)
         self._caller = Caller(self.agent_id, self.namespace, knowledge=self._knowledge, runtime=runtime)
         self._served = ServedAgent(self._identity, specs, knowledge=self._knowledge, runtime=runtime)
         self._home: Home | None = None

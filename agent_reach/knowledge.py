@@ -12,9 +12,9 @@ from agent_reach.registry.hosting import Signal
 from agent_reach.registry.watching import Watcher, WatchView
 from agent_reach.routing import failures
 from agent_reach.routing.explain import Route, explain
-from agent_reach.routing.index import Change, Index, Lookup
+from agent_reach.routing.index import Change, Lookup
 from agent_reach.routing.names import near_names
-from agent_reach.routing.scoring import PeakEwmaScorer
+from agent_reach.routing.router import Router
 from agent_reach.runtime import Runtime
 
 __all__ = ["Knowledge"]
@@ -23,14 +23,14 @@ __all__ = ["Knowledge"]
 class Knowledge:
     """The index with its watcher. Used on one event loop only."""
 
-    def __init__(self, namespace: str, runtime: Runtime) -> None:
+    def __init__(self, namespace: str, runtime: Runtime, *, zone: str | None = None) -> None:
         self._namespace = namespace
         self._runtime = runtime
         self._address = ""
         self._watcher: Watcher | None = None
         self._changed = Signal()
-        self.index = Index(runtime.config)
-        self.scorer = PeakEwmaScorer(runtime.config.scoring)
+        self.router = Router(runtime.config, runtime.rng, zone=zone)
+        self.index = self.router.index
 
     @property
     def view(self) -> WatchView:
@@ -152,7 +152,7 @@ class Knowledge:
             capability,
             self.index.lookup(capability),
             config=self._runtime.config,
-            scorer=self.scorer,
+            scorer=self.router.scorer,
             now=self._runtime.clock.now(),
             stale=self.stale,
             age_s=self.age_s,

@@ -16,19 +16,16 @@ instance's in-flight count); it never holds two.
 from __future__ import annotations
 
 import math
-import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agent_reach.config import ReachConfig
 from agent_reach.errors import Attempt, ReachError
 from agent_reach.routing import backoff, ejection, failures, outcomes
 from agent_reach.routing.breaker import BreakerPermit, BreakerState, Transition, Verdict
 from agent_reach.routing.choosing import Chooser
-from agent_reach.routing.index import Lookup
 from agent_reach.routing.instance import Candidate, Instance
 from agent_reach.routing.outcomes import Cancelled, Outcome, Rejected, Succeeded, Unsent
-from agent_reach.routing.scoring import PeakEwmaScorer
+from agent_reach.routing.router import Router
 from agent_reach.routing.steps import CallPlan, Raise, Return, Send, Step, Wait
 
 __all__ = ["CallSession"]
@@ -61,27 +58,24 @@ class CallSession:
         "_end",
         "_in_flight",
         "_last",
-        "_lookup",
         "_place_wait_until",
         "_plan",
         "_resume_at",
         "_rng",
+        "_router",
         "_transitions",
     )
 
     def __init__(
         self,
         plan: CallPlan,
-        lookup: Callable[[str], Lookup],
-        config: ReachConfig,
-        scorer: PeakEwmaScorer,
-        rng: random.Random,
+        router: Router,
     ) -> None:
         self._plan = plan
-        self._lookup = lookup
-        self._config = config
-        self._rng = rng
-        self._chooser = Chooser(config.ejection, scorer, rng, plan.preferred)
+        self._router = router
+        self._config = router.config
+        self._rng = router.rng
+        self._chooser = Chooser(self._config.ejection, router.scorer, router.rng, plan.preferred)
         self._attempts: list[Attempt] = []
         # Attempts that cost a peer something, or went to one that was tried before.
         self._charged = 0
@@ -125,14 +119,15 @@ class CallSession:
             return self._nobody_admits(candidates, now)
         return self._send(candidate, now)
 
-    def record(self, outcome: Outcome, now: float) -> None:
+    def record(self, outcome: Outcome, now: float, send: Send | None = None) -> None:
         """Take in how the attempt ended, and give its permit back."""
         flight = self._in_flight
-        if flight is None:
+        if flight is None or (send is not None and send is not flight.send):
             raise RuntimeError("no attempt is under way")
         self._in_flight = None
         self._last = outcome
-        send, elapsed_s = flight.send, now - flight.at
+        send = flight.send
+        elapsed_s = now - flight.at
         candidate = send.candidate
         self._learn(flight, outcome, elapsed_s, now)
         self._plan.allowance.give_back(outcomes.unspent(outcome, send.retry_allowance))
@@ -149,7 +144,7 @@ class CallSession:
     # --- sending -------------------------------------------------------------------------------------------
 
     def _candidates(self) -> Sequence[Candidate]:
-        candidates = self._lookup(self._plan.capability).candidates
+        candidates = self._router.lookup(self._plan.capability).candidates
         if self._plan.pinned is None:
             return candidates
         return [c for c in candidates if c.agent_id == self._plan.pinned]
@@ -223,7 +218,7 @@ class CallSession:
             instance.avoid_until = now + _AVOID_S
 
     def _may_shut_out(self, instance: Instance, now: float) -> bool:
-        candidates = self._lookup(self._plan.capability).candidates
+        candidates = self._router.lookup(self._plan.capability).candidates
         return ejection.may_shut_out(instance, candidates, now, self._config.ejection)
 
     # --- again, or the end ---------------------------------------------------------------------------------

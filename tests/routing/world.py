@@ -9,9 +9,9 @@ from typing import Any
 from agent_reach.config import ReachConfig
 from agent_reach.model import AgentInfo, CapabilityInfo, Endpoint, ErrorInfo, ReplyEnvelope
 from agent_reach.routing.budget import RetryAllowance
-from agent_reach.routing.index import Index, Upsert
+from agent_reach.routing.index import Upsert
 from agent_reach.routing.outcomes import Rejected, Succeeded
-from agent_reach.routing.scoring import PeakEwmaScorer
+from agent_reach.routing.router import Router
 from agent_reach.routing.session import CallSession
 from agent_reach.routing.steps import CallPlan
 
@@ -46,11 +46,10 @@ def agent(
 class World:
     """An index with instances, and sessions on it, at a time that the test names."""
 
-    def __init__(self, *infos: AgentInfo, config: ReachConfig | None = None, seed: int = 1) -> None:
-        self.config = config or ReachConfig()
-        self.index = Index(self.config)
-        self.rng = random.Random(seed)
-        self.scorer = PeakEwmaScorer(self.config.scoring)
+    def __init__(self, *infos: AgentInfo, config: ReachConfig | None = None, seed: int = 1, **router: Any) -> None:
+        self.router = Router(config, random.Random(seed), **router)
+        self.config, self.rng = self.router.config, self.router.rng
+        self.index, self.scorer = self.router.index, self.router.scorer
         for revision, info in enumerate(infos, 1):
             self.index.apply(Upsert(info, revision), 0.0)
 
@@ -68,10 +67,7 @@ class World:
                 allowance=allowance,
                 **plan,
             ),
-            self.index.lookup,
-            self.config,
-            self.scorer,
-            self.rng,
+            self.router,
         )
 
     def in_flight(self) -> int:
