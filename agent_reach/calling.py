@@ -12,6 +12,7 @@ from typing import Any, assert_never
 from pydantic import BaseModel, ValidationError
 
 from agent_reach import codec
+from agent_reach.attempting import Attempts
 from agent_reach.context import CallContext, current_call
 from agent_reach.dialing.exchange import OutgoingCall, interpret
 from agent_reach.errors import (
@@ -33,9 +34,9 @@ from agent_reach.reply import Reply
 from agent_reach.routing import outcomes
 from agent_reach.routing.explain import Route
 from agent_reach.routing.names import check_capability
-from agent_reach.routing.outcomes import Cancelled, Outcome
+from agent_reach.routing.outcomes import Outcome
 from agent_reach.routing.session import CallSession
-from agent_reach.routing.steps import CallPlan, Raise, Return, Send, Wait
+from agent_reach.routing.steps import Await, CallPlan, Raise, Return, Send, Wait
 from agent_reach.runtime import Runtime
 
 __all__ = ["Caller"]
@@ -87,6 +88,11 @@ class Caller:
                 allowance=None if parent is None else parent.retry_allowance,
                 pinned=options.agent_id,
                 preferred=() if route is None else tuple(view.agent_id for view in route.candidates),
+                strategy=options.strategy or self._config.strategy,
+                hedge=options.hedge or self._config.hedge,
+                context_id=call.context_id,
+                require_context=options.require_context,
+                trip_after=options.trip_after,
             )
             session = CallSession(plan, self._knowledge.router)
             reply = await self._run(session, call, started, pinned=options.agent_id)
@@ -108,6 +114,19 @@ class Caller:
     async def _run(
         self, session: CallSession, call: OutgoingCall, started: float, *, pinned: str | None
     ) -> Reply[Any]:
+        def ended() -> None:
+            self._tell_breakers(session, call.target_capability)
+            self._places.freed()
+
+        attempts = Attempts(session, lambda send: self._attempt(send, call), self._clock, ended)
+        try:
+            return await self._follow(session, attempts, call, started, pinned=pinned)
+        finally:
+            await attempts.cancel()
+
+    async def _follow(
+        self, session: CallSession, attempts: Attempts, call: OutgoingCall, started: float, *, pinned: str | None
+    ) -> Reply[Any]:
         # Those who can go to the same instances wait in one queue; who comes while others wait goes behind them.
         queue = (call.target_capability, pinned)
         woken = False
@@ -120,25 +139,20 @@ class Caller:
                 self._places.freed()
             match step:
                 case Send():
-                    # Whatever ends the attempt, a cancellation too, gives its permit back.
-                    outcome: Outcome = Cancelled()
                     woken = False
-                    try:
-                        outcome = await self._attempt(step, call)
-                    finally:
-                        session.record(outcome, self._clock.now())
-                        self._tell_breakers(session, call.target_capability)
-                        self._places.freed()
+                    await attempts.begin(step)
+                case Await(longest_s):
+                    await attempts.wait(longest_s)
                 case Wait(seconds, until_place=True):
                     woken = await self._places.wait(queue, seconds, again=woken)
                 case Wait(seconds):
                     await self._clock.sleep(seconds)
-                case Return(reply, attempts):
+                case Return(reply, tried):
                     return Reply(
                         data=reply.data,
                         agent_id=reply.agent_id,
                         request_id=call.request_id,
-                        attempts=attempts,
+                        attempts=tried,
                         elapsed_s=self._clock.now() - started,
                         deprecated=reply.deprecated,
                         stale=self._knowledge.stale,

@@ -15,7 +15,7 @@ from typing import Any, Self, TypeVar, Unpack, overload
 from pydantic import BaseModel
 
 from agent_reach.calling import Caller
-from agent_reach.config import ReachConfig, RetryConfig
+from agent_reach.config import HedgeConfig, Policy, ReachConfig, RetryConfig, Strategy
 from agent_reach.dialing.httpx_dialer import HttpxDialer
 from agent_reach.dialing.local import LocalDialer
 from agent_reach.errors import ClientNotOpen, ConfigError, ReachError
@@ -282,8 +282,12 @@ class ReachClient:
         timeout: float | None = None,
         agent_id: str | None = None,
         context_id: str | None = None,
+        require_context: bool = False,
         idempotency_key: str | None = None,
+        policy: Policy | None = None,
+        strategy: Strategy | None = None,
         retry: RetryConfig | None = None,
+        hedge: HedgeConfig | None = None,
         fallback: Callable[[ReachError], Any] | None = None,
         response_model: Any = None,
         metadata: Mapping[str, str] | None = None,
@@ -294,20 +298,28 @@ class ReachClient:
         object: a dict or a pydantic model. `agent_id` pins one instance. Without `timeout` a call gets its
         capability's own time for each attempt, at most 30 s in all; a nested call never gets more than its caller
         has left. It is repeated only where that is safe: the capability is idempotent, or nothing was executed.
-        `idempotency_key` lets an instance recognise a repeat of yours. `response_model` checks and types `data`.
+        `idempotency_key` lets an instance recognise a repeat of yours. Calls with the same `context_id` go to the
+        instance that answered the first of them while it is there; with `require_context` to no other. `policy` is
+        a bundle for a kind of call (`Policy.TOOL`), and `strategy`, `retry` and `hedge` go before what it or the
+        settings say: how an instance is chosen, how often the call is repeated, and whether an idempotent one gets
+        a second copy elsewhere when the first is slow. `response_model` checks and types `data`.
         `fallback`, sync or async, is given the error when all else failed, and its result becomes the reply; it
         isn't asked about the caller's own mistakes (ConfigError, ClientNotOpen, InvalidPayload).
 
         Raises a `ReachError`: AgentNotFound, NoHealthyAgent, Overloaded, DeadlineExceeded, RemoteError,
-        OutcomeUnknown, InvalidPayload, InvalidReply, RegistryUnavailable and the rest of the tree.
+        OutcomeUnknown, ContextLost, InvalidPayload, InvalidReply, RegistryUnavailable and the rest of the tree.
         """
         self._require_open()
         options = CallOptions(
             timeout=timeout,
             agent_id=agent_id,
             context_id=context_id,
+            require_context=require_context,
             idempotency_key=idempotency_key,
+            policy=policy,
+            strategy=strategy,
             retry=retry,
+            hedge=hedge,
             fallback=fallback,
             response_model=response_model,
             metadata=metadata,

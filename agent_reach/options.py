@@ -9,7 +9,8 @@ from typing import Any, TypedDict
 
 from pydantic import PydanticUndefinedAnnotation, PydanticUserError, TypeAdapter
 
-from agent_reach.config import RetryConfig
+from agent_reach.config import HedgeConfig, Policy, RetryConfig, Strategy
+from agent_reach.config.choice import check_strategy
 from agent_reach.errors import ConfigError, ReachError
 
 __all__ = ["CallKeywords", "CallOptions", "adapter_of"]
@@ -22,7 +23,11 @@ class CallKeywords(TypedDict, total=False):
     agent_id: str | None
     context_id: str | None
     idempotency_key: str | None
+    require_context: bool
+    policy: Policy | None
+    strategy: Strategy | None
     retry: RetryConfig | None
+    hedge: HedgeConfig | None
     fallback: Callable[[ReachError], Any] | None
     metadata: Mapping[str, str] | None
 
@@ -35,7 +40,11 @@ class CallOptions:
     agent_id: str | None = None
     context_id: str | None = None
     idempotency_key: str | None = None
+    require_context: bool = False
+    policy: Policy | None = None
+    strategy: Strategy | None = None
     retry: RetryConfig | None = None
+    hedge: HedgeConfig | None = None
     fallback: Callable[[ReachError], Any] | None = None
     response_model: Any = None
     metadata: Mapping[str, str] | None = None
@@ -47,8 +56,22 @@ class CallOptions:
             raise ConfigError(
                 f"timeout={timeout!r} must be seconds > 0, a day at most, or None for the capability's own time"
             )
-        if self.retry is not None and not isinstance(self.retry, RetryConfig):
-            raise ConfigError(f"retry={self.retry!r} must be a RetryConfig, like RetryConfig(max_attempts=1)")
+        for name, wanted, example in (
+            ("policy", Policy, "Policy.CRITICAL"),
+            ("retry", RetryConfig, "RetryConfig(max_attempts=1)"),
+            ("hedge", HedgeConfig, "HedgeConfig()"),
+        ):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, wanted):
+                raise ConfigError(f"{name}={value!r} must be a {wanted.__name__}, like {example}")
+        if self.policy is not None:
+            for name in ("strategy", "retry", "hedge"):
+                if getattr(self, name) is None:
+                    object.__setattr__(self, name, getattr(self.policy, name))
+        if self.strategy is not None:
+            check_strategy(self.strategy)
+        if self.require_context and self.context_id is None:
+            raise ConfigError("require_context=True needs context_id=, the conversation whose agent is meant")
         if self.fallback is not None and not callable(self.fallback):
             raise ConfigError(f"fallback={self.fallback!r} must be a function that takes the error")
         if self.metadata is not None and not isinstance(self.metadata, Mapping):
@@ -62,6 +85,11 @@ class CallOptions:
         for pair in (self.metadata or {}).items():
             if not all(_is_text(item) for item in pair):
                 raise ConfigError(f"metadata= must map text to text; {pair[0]!r} doesn't")
+
+    @property
+    def trip_after(self) -> int | None:
+        """As `Policy.trip_after`."""
+        return None if self.policy is None else self.policy.trip_after
 
 
 def adapter_of(response_model: Any) -> TypeAdapter[Any]:

@@ -1025,7 +1025,11 @@ async def test_a_chain_of_agents_over_a_failing_leaf_runs_it_three_times_at_the_
         runs += 1
         raise ValueError("down")
 
-    async with ReachClient("me", registry=registry) as reach, contextlib.AsyncExitStack() as agents:
+    config = ReachConfig(retry=RetryConfig(budget_least=100))
+    async with (
+        ReachClient("me", registry=registry, config=config) as reach,
+        contextlib.AsyncExitStack() as agents,
+    ):
 
         def hop(name: str, below: str) -> Any:
             @register_agent(name, idempotent=True)

@@ -7,7 +7,7 @@ import os
 
 from agent_reach.errors import ConfigError
 
-__all__ = ["file", "number", "whole"]
+__all__ = ["file", "instance", "number", "whole"]
 
 
 def number(
@@ -38,3 +38,10 @@ def file(owner: object, name: str) -> None:
         raise ConfigError(f"{type(owner).__name__}.{name} is {value!r}; it must be the path of a file")
     if os.path.isdir(value) or not os.path.isdir(os.path.dirname(os.path.abspath(value))):
         raise ConfigError(f"{type(owner).__name__}.{name} is {value!r}; it must be a file in a folder that exists")
+
+
+def instance(owner: object, name: str, wanted: type, otherwise: str) -> None:
+    """Check that the named setting is None or a `wanted`; `otherwise` says what else it may be."""
+    value = getattr(owner, name)
+    if value is not None and not isinstance(value, wanted):
+        raise ConfigError(f"{type(owner).__name__}.{name} is {value!r}; it must be a {wanted.__name__} {otherwise}")

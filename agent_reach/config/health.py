@@ -1,4 +1,4 @@
-"""When an instance is shut out, and what makes it look better than another."""
+"""When an instance is shut out."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from agent_reach.config import checks
 
-__all__ = ["BreakerConfig", "EjectionConfig", "ScoringConfig"]
+__all__ = ["BreakerConfig", "EjectionConfig"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +22,9 @@ class BreakerConfig:
     # Equal-jittered: between half and the whole of it; doubles each time a probe fails, up to the cap.
     open_s: float = 30.0
     max_open_s: float = 300.0
+    # Where nothing listens, one refused connection is enough, and the next look may be soon: it costs no call
+    # anything. Jittered and doubled alike.
+    unreachable_s: float = 5.0
 
     def __post_init__(self) -> None:
         checks.whole(self, "consecutive_failures", least=1)
@@ -30,6 +33,7 @@ class BreakerConfig:
         checks.number(self, "window_s")
         checks.number(self, "open_s")
         checks.number(self, "max_open_s", least=self.open_s)
+        checks.number(self, "unreachable_s", most=self.max_open_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,27 +48,3 @@ class EjectionConfig:
     def __post_init__(self) -> None:
         checks.number(self, "max_share", least=0.0, most=1.0)
         checks.number(self, "panic_share", least=0.0, most=1.0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScoringConfig:
-    """Peak EWMA (finagle `PeakEwma.scala`) with slow start (Envoy `slow_start.rst`)."""
-
-    # After 10 s without news a peak has decayed to 37 %: a slow instance is tried again within half a minute.
-    decay_s: float = 10.0
-    # What an instance without history is taken for when its rival has none either (Linkerd seeds 30 ms).
-    seed_latency_s: float = 0.03
-    # A failure is booked as at least this slow, or an instance that fails in 1 ms would look the fastest.
-    failure_latency_s: float = 5.0
-    # Caches fill and pools open within seconds; ten of them at full load, on a process that can't bear it yet, are
-    # an incident.
-    slow_start_s: float = 10.0
-    # Enough calls to learn from, few enough to lose little.
-    slow_start_floor: float = 0.1
-
-    def __post_init__(self) -> None:
-        checks.number(self, "decay_s")
-        checks.number(self, "seed_latency_s")
-        checks.number(self, "failure_latency_s")
-        checks.number(self, "slow_start_s", least=0.0)
-        checks.number(self, "slow_start_floor", above=0.0, most=1.0)

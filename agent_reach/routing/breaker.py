@@ -2,6 +2,7 @@
 
     state      event                                     next state
     CLOSED     failures in a row, or a low success rate  OPEN       (unless the ejection cap forbids it)
+    CLOSED     nothing listens there                     OPEN       (at once, for a shorter time)
     OPEN       its time is over and a call is admitted   HALF_OPEN  (that call is the probe)
     not CLOSED a call sent in panic succeeds             CLOSED
     HALF_OPEN  the probe succeeds                        CLOSED
@@ -21,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from agent_reach.config import BreakerConfig
-from agent_reach.routing.stats import SuccessWindow
+from agent_reach.routing.stats import SlidingPair
 
 __all__ = ["Breaker", "BreakerPermit", "BreakerState", "Transition", "Verdict"]
 
@@ -35,10 +36,13 @@ class BreakerState(enum.Enum):
 
 
 class Verdict(enum.Enum):
-    """What an outcome says of the instance: NEUTRAL is neither a success nor a failure of its own."""
+    """What an outcome says of the instance: NEUTRAL is neither a success nor a failure of its own, UNREACHABLE a
+    failure that needs no second one to be believed.
+    """
 
     SUCCESS = "success"
     FAILURE = "failure"
+    UNREACHABLE = "unreachable"
     NEUTRAL = "neutral"
 
 
@@ -63,14 +67,28 @@ class Transition:
 class Breaker:
     """One instance's state machine. Times are seconds on the caller's monotonic clock."""
 
-    __slots__ = ("_config", "_in_a_row", "_open_s", "_probing", "_window", "generation", "reason", "state", "until")
+    __slots__ = (
+        "_config",
+        "_in_a_row",
+        "_open_s",
+        "_probing",
+        "_window",
+        "generation",
+        "reason",
+        "state",
+        "unreachable",
+        "until",
+    )
 
     def __init__(self, config: BreakerConfig) -> None:
         self._config = config
-        self._window = SuccessWindow(config.window_s)
+        self._window = SlidingPair(config.window_s)
         self._in_a_row = 0
-        self._open_s = config.open_s
+        # How long it opened last, if it didn't close since.
+        self._open_s = 0.0
         self._probing = False
+        # True from when nothing listened there until something does.
+        self.unreachable = False
         self.state = BreakerState.CLOSED
         self.generation = 0
         self.until = 0.0
@@ -106,40 +124,38 @@ class Breaker:
         now: float,
         rng: random.Random,
         may_open: Callable[[], bool],
+        trip_after: int | None = None,
     ) -> Transition | None:
-        """Take a permit back. `may_open` is asked only when the breaker is about to trip."""
+        """Take a permit back. `may_open` is asked only when the breaker is about to trip; `trip_after` stands for
+        the configured number of failures in a row.
+        """
         if permit.generation != self.generation:
             return None
         if permit.probe:
             self._probing = False
         if verdict is Verdict.NEUTRAL:
             return None
-        if self.state is BreakerState.CLOSED:
-            return self._count(verdict, now, rng, may_open)
-        if verdict is Verdict.SUCCESS:
+        if verdict is Verdict.SUCCESS and self.state is not BreakerState.CLOSED:
             return self._close()
-        if permit.probe:
-            self._open_s = min(self._open_s * 2, self._config.max_open_s)
-            return self._open("its probe failed", now, rng)
-        return None
+        if self.state is BreakerState.CLOSED:
+            reason = self._count(verdict, now, trip_after or self._config.consecutive_failures)
+            if verdict is Verdict.UNREACHABLE:
+                return self._open("nothing listens at its address", verdict, now, rng)
+            return self._open(reason, verdict, now, rng) if reason and may_open() else None
+        return self._open("its probe failed", verdict, now, rng) if permit.probe else None
 
     def counts(self, now: float) -> tuple[int, int]:
         """Return (successes, failures) of the last window."""
         return self._window.counts(now)
 
-    def _count(
-        self, verdict: Verdict, now: float, rng: random.Random, may_open: Callable[[], bool]
-    ) -> Transition | None:
-        self._window.record(verdict is Verdict.SUCCESS, now)
+    def _count(self, verdict: Verdict, now: float, trip_after: int) -> str:
+        """Count one outcome; return why the breaker should open, or ""."""
+        self._window.count(verdict is Verdict.SUCCESS, now)
         if verdict is Verdict.SUCCESS:
             self._in_a_row = 0
-            return None
+            return ""
         self._in_a_row += 1
-        reason = self._why_trip(now)
-        return self._open(reason, now, rng) if reason and may_open() else None
-
-    def _why_trip(self, now: float) -> str:
-        if self._in_a_row >= self._config.consecutive_failures:
+        if self._in_a_row >= trip_after:
             return f"{self._in_a_row} failures in a row"
         successes, failures = self._window.counts(now)
         total = successes + failures
@@ -147,14 +163,18 @@ class Breaker:
             return f"{failures} of {total} calls failed within {self._config.window_s:g} s"
         return ""
 
-    def _open(self, reason: str, now: float, rng: random.Random) -> Transition:
+    def _open(self, reason: str, verdict: Verdict, now: float, rng: random.Random) -> Transition:
+        self.unreachable = verdict is Verdict.UNREACHABLE
+        first_s = self._config.unreachable_s if self.unreachable else self._config.open_s
+        self._open_s = min(max(first_s, self._open_s * 2), self._config.max_open_s)
         # Equal jitter: half is certain, half is drawn, so that clients don't probe in step.
         self.until = now + self._open_s / 2 + rng.random() * self._open_s / 2
         return self._move(BreakerState.OPEN, reason)
 
     def _close(self) -> Transition:
-        self._open_s = self._config.open_s
+        self._open_s = 0.0
         self._in_a_row = 0
+        self.unreachable = False
         self._window.clear()
         return self._move(BreakerState.CLOSED, "a call succeeded")
 

@@ -1,10 +1,12 @@
-"""What a call tree may still spend on retries."""
+"""What may still be spent on retries: by a call tree, and by all calls of a capability."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["RetryAllowance"]
+from agent_reach.routing.stats import SlidingPair
+
+__all__ = ["RetryAllowance", "RetryBudget"]
 
 
 @dataclass(slots=True)
@@ -32,3 +34,32 @@ class RetryAllowance:
     def give_back(self, part: int) -> None:
         """Take back what was lent and not spent."""
         self.left += part
+
+
+class RetryBudget:
+    """Retries of all calls of a capability together: within the last `window_s` seconds a share of its calls, and
+    `least` at any rate (Envoy `retry_budget`; finagle `RetryBudget.scala`, which adds both).
+
+    When everything fails the load grows by that share, not by a factor.
+    """
+
+    __slots__ = ("_least", "_ratio", "_spent")
+
+    def __init__(self, ratio: float, least: int, window_s: float) -> None:
+        self._ratio = ratio
+        self._least = least
+        # Calls, and retries.
+        self._spent = SlidingPair(window_s)
+
+    def call_began(self, now: float) -> None:
+        """Count a call."""
+        self._spent.count(True, now)
+
+    def left(self, now: float) -> float:
+        """How many retries may be made now; below 1 none."""
+        calls, retries = self._spent.counts(now)
+        return max(self._least, self._ratio * calls) - retries
+
+    def spend(self, now: float) -> None:
+        """Count a retry."""
+        self._spent.count(False, now)

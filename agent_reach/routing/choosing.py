@@ -1,87 +1,199 @@
-"""Which candidate gets the next attempt of one call."""
+"""Which candidate gets the next attempt of one call.
+
+In this order: those of a given route; the owner of the conversation; the nearest that are well, unless those
+further away are so much quicker; those that are better left alone (they drain, or another answers there); all of
+them if too many are shut out; and at last those where nothing listened when we looked.
+"""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from agent_reach.config import EjectionConfig
 from agent_reach.routing import ejection
+from agent_reach.routing.affinity import owner_by_hash, owner_of
 from agent_reach.routing.instance import Candidate
-from agent_reach.routing.scoring import PeakEwmaScorer
-from agent_reach.routing.selection import pick
+from agent_reach.routing.router import Router
+from agent_reach.routing.selection import in_turn, pick, weighted
+from agent_reach.routing.steps import CallPlan
 
-__all__ = ["Chooser"]
+__all__ = ["Choice", "Chooser"]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The candidate, and by which rule."""
+
+    candidate: Candidate
+    rule: str
 
 
 class Chooser:
     """Remembers which instances a call has tried: one it didn't try yet comes before one that it did."""
 
-    __slots__ = ("_config", "_preferred", "_rng", "_round", "_scorer", "_tried")
+    __slots__ = ("_plan", "_round", "_router", "_shared", "_tried", "context_lost", "owner")
 
-    def __init__(
-        self, config: EjectionConfig, scorer: PeakEwmaScorer, rng: random.Random, preferred: tuple[str, ...]
-    ) -> None:
-        self._config = config
-        self._scorer = scorer
-        self._rng = rng
-        self._preferred = preferred
+    def __init__(self, plan: CallPlan, router: Router) -> None:
+        self._plan = plan
+        self._router = router
+        self._shared = router.shared(plan.capability)
         self._tried: set[str] = set()
         # Tried since all were tried last; when nobody else is left, everybody gets another turn.
         self._round: set[str] = set()
+        # The agent that holds the conversation.
+        self.owner: str | None = None
+        # The agent that held the conversation, if it is gone.
+        self.context_lost: str | None = None
 
-    def choose(self, candidates: Sequence[Candidate], now: float) -> Candidate | None:
+    def choose(self, candidates: Sequence[Candidate], now: float) -> Choice | None:
         """Return the instance to send to and note that it is tried; None if nobody takes a call now."""
-        chosen = self._choose(candidates, now)
-        if chosen is None and self._round:
+        choice = self._choose(candidates, now)
+        if choice is None and self._round:
             self._round.clear()
-            chosen = self._choose(candidates, now)
-        if chosen is not None:
-            self._tried.add(chosen.agent_id)
-            self._round.add(chosen.agent_id)
-        return chosen
+            choice = self._choose(candidates, now)
+        if choice is not None:
+            self._note(choice.candidate)
+        return choice
+
+    def choose_untried(self, candidates: Sequence[Candidate], now: float) -> Choice | None:
+        """The same among those that this call never tried; for a second copy."""
+        untried = _Usable(now, self._tried, avoided=False)
+        chosen = self._by_strategy(candidates, untried, now)
+        if chosen is None:
+            return None
+        self._note(chosen)
+        return Choice(chosen, "second copy")
 
     def untried(self, candidates: Sequence[Candidate], now: float) -> bool:
         """True if an instance that this call never tried would take it now."""
         usable = _Usable(now, self._tried)
         return any(usable(candidate) for candidate in candidates)
 
-    def _choose(self, candidates: Sequence[Candidate], now: float) -> Candidate | None:
-        if self._preferred:
-            usable = _Usable(now, self._round)
-            by_id = {c.agent_id: c for c in candidates if usable(c)}
-            for agent_id in self._preferred:
-                if agent_id in by_id:
-                    return by_id[agent_id]
-        steady = _Usable(now, self._round, avoided=False)
-        chosen = self._pick(candidates, steady, now)
-        if chosen is None:
-            chosen = self._pick(candidates, _Usable(now, self._round), now)
-        # Looking at all of them is only worth it after one that is shut out was drawn.
-        if steady.met_shut_out and ejection.panics(candidates, now, self._config):
-            chosen = self._pick(candidates, _Usable(now, self._round, shut_out=True), now)
-        return chosen
+    def find_owner(self, candidates: Sequence[Candidate]) -> None:
+        """Find who holds the conversation, if the call is part of one; note if its owner is gone."""
+        context_id = self._plan.context_id
+        if context_id is None or not candidates:
+            return
+        remembered = self._router.contexts.owner(self._plan.capability, context_id)
+        if remembered is not None:
+            if any(owner_of(candidate) == remembered for candidate in candidates):
+                self.owner = remembered[0]
+                return
+            self.context_lost = remembered[0]
+        self.owner = owner_by_hash(context_id, candidates).agent_id
 
-    def _pick(self, candidates: Sequence[Candidate], usable: _Usable, now: float) -> Candidate | None:
-        return pick(candidates, usable, self._scorer, now, self._rng)
+    def answered(self, candidate: Candidate) -> None:
+        """Remember who holds the conversation from now on: who answered, unless its owner was only passed over."""
+        assert self._plan.context_id is not None
+        contexts = self._router.contexts
+        if self.context_lost is not None or contexts.owner(self._plan.capability, self._plan.context_id) is None:
+            contexts.remember(self._plan.capability, self._plan.context_id, candidate)
+
+    def _note(self, candidate: Candidate) -> None:
+        self._tried.add(candidate.agent_id)
+        self._round.add(candidate.agent_id)
+
+    def _choose(self, candidates: Sequence[Candidate], now: float) -> Choice | None:
+        steady = _Usable(now, self._round, avoided=False)
+        if self._plan.preferred or self.owner is not None:
+            choice = self._named(candidates, now)
+            if choice is not None:
+                return choice
+        chosen = self._nearest(candidates, steady, now)
+        # Looking at all of them is only worth it after one that is shut out was drawn.
+        if steady.met_shut_out and ejection.panics(candidates, now, self._router.config.ejection):
+            panicking = self._by_strategy(candidates, _Usable(now, self._round, shut_out=True), now)
+            if panicking is not None:
+                return Choice(panicking, "panic: health ignored")
+        if chosen is not None:
+            return Choice(chosen, self._plan.strategy)
+        for usable, rule in (
+            (_Usable(now, self._round), "avoided, but nobody else is left"),
+            (_Usable(now, self._round, unreachable=True), "unreachable, but nobody else is left"),
+        ):
+            chosen = self._by_strategy(candidates, usable, now)
+            if chosen is not None:
+                return Choice(chosen, rule)
+        return None
+
+    def _named(self, candidates: Sequence[Candidate], now: float) -> Choice | None:
+        usable = _Usable(now, self._round)
+        for wanted, rule in (*((agent_id, "route") for agent_id in self._plan.preferred), (self.owner, "affinity")):
+            for candidate in candidates:
+                if candidate.agent_id == wanted and usable(candidate):
+                    return Choice(candidate, rule)
+        return None
+
+    def _nearest(self, candidates: Sequence[Candidate], usable: _Usable, now: float) -> Candidate | None:
+        """The best of the nearest ring; of the next one if that one's best is so much cheaper."""
+        if self._router.zone is None or self._plan.pinned is not None:
+            return self._by_strategy(candidates, usable, now)
+        best: Candidate | None = None
+        for ring in self._shared.rings(candidates):
+            chosen = self._by_strategy(ring, usable, now)
+            if chosen is None:
+                continue
+            if best is None:
+                best = chosen
+            elif self._spills(best, chosen, now):
+                return chosen
+            # Who is not crowded stays; looking further would cost another draw for each call.
+            if self._crowding(best, now) <= 1.0:
+                return best
+        return best
+
+    def _spills(self, near: Candidate, far: Candidate, now: float) -> bool:
+        """True if a call would take so much longer near by, queues included, that it goes further away."""
+        scorer = self._router.scorer
+        rivals = scorer.rivals((near, far), now)
+        its = scorer.score(near, now, rivals).latency_s * self._crowding(near, now)
+        others = scorer.score(far, now, rivals).latency_s * self._crowding(far, now)
+        return its > self._router.config.locality.spill * others
+
+    def _crowding(self, candidate: Candidate, now: float) -> float:
+        """How many times as many calls as it runs at once it would have with one more; 1 while none would wait."""
+        instance = candidate.instance
+        slots = candidate.slots or self._router.config.locality.assumed_slots
+        return max(1.0, (instance.in_flight + instance.others(now) + 1) / slots)
+
+    def _by_strategy(self, candidates: Sequence[Candidate], usable: _Usable, now: float) -> Candidate | None:
+        router = self._router
+        if self._plan.strategy == "round_robin":
+            self._shared.turn += 1
+            return in_turn(candidates, usable, self._shared.turn)
+        if self._plan.strategy == "weighted_random":
+            return weighted(candidates, usable, router.scorer, now, router.rng)
+        return pick(candidates, usable, router.scorer, now, router.rng, router.config.scoring.choices)
 
 
 class _Usable:
-    """Says whether a candidate may be sent to; `avoided` and `shut_out` ones only where asked for."""
+    """Says whether a candidate may be sent to; `avoided`, `shut_out`, `unreachable` ones only where asked for."""
 
-    __slots__ = ("_avoided", "_except", "_now", "_shut_out", "met_shut_out")
+    __slots__ = ("_avoided", "_except", "_now", "_shut_out", "_unreachable", "met_shut_out")
 
-    def __init__(self, now: float, excluded: set[str], *, avoided: bool = True, shut_out: bool = False) -> None:
+    def __init__(
+        self,
+        now: float,
+        excluded: set[str],
+        *,
+        avoided: bool = True,
+        shut_out: bool = False,
+        unreachable: bool = False,
+    ) -> None:
         self._now = now
         self._except = excluded
         self._avoided = avoided
         self._shut_out = shut_out
+        self._unreachable = unreachable
         self.met_shut_out = False
 
     def __call__(self, candidate: Candidate) -> bool:
         if candidate.full or candidate.learnt.busy_until > self._now or candidate.agent_id in self._except:
             return False
-        if not candidate.instance.breaker.available(self._now):
+        breaker = candidate.instance.breaker
+        if not breaker.available(self._now):
+            if breaker.unreachable:
+                return self._unreachable
             self.met_shut_out = True
             return self._shut_out
         return self._avoided or candidate.instance.avoid_until <= self._now

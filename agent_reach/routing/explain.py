@@ -10,7 +10,7 @@ from agent_reach.model import LoadReport
 from agent_reach.routing import ejection
 from agent_reach.routing.index import Lookup
 from agent_reach.routing.instance import Candidate
-from agent_reach.routing.scoring import PeakEwmaScorer, Score
+from agent_reach.routing.scoring import Rivals, Score, Scorer
 
 __all__ = ["CandidateView", "Excluded", "Explanation", "Risk", "Route", "explain"]
 
@@ -103,7 +103,7 @@ def explain(
     found: Lookup,
     *,
     config: ReachConfig,
-    scorer: PeakEwmaScorer,
+    scorer: Scorer,
     now: float,
     stale: bool,
     age_s: float | None,
@@ -113,11 +113,11 @@ def explain(
     panic = bool(candidates) and ejection.panics(candidates, now, config.ejection)
     usable: list[CandidateView] = []
     excluded: list[Excluded] = []
-    assumed_s = scorer.assumed_s(candidates, now)
+    rivals = scorer.rivals(candidates, now)
     for candidate in candidates:
         gone = _why_not(candidate, now, panic=panic)
         if gone is None:
-            usable.append(_view(candidate, now, assumed_s, scorer))
+            usable.append(_view(candidate, now, rivals, scorer))
         else:
             excluded.append(gone)
     usable.sort(key=lambda view: (view.avoided, view.score.cost))
@@ -133,9 +133,9 @@ def explain(
     )
 
 
-def _view(candidate: Candidate, now: float, assumed_s: float, scorer: PeakEwmaScorer) -> CandidateView:
+def _view(candidate: Candidate, now: float, rivals: Rivals, scorer: Scorer) -> CandidateView:
     instance = candidate.instance
-    score = scorer.score(candidate, now, assumed_s)
+    score = scorer.score(candidate, now, rivals)
     return CandidateView(
         candidate.agent_id,
         candidate.url,

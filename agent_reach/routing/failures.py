@@ -33,7 +33,18 @@ from agent_reach.routing.outcomes import (
     label,
 )
 
-__all__ = ["Call", "attempt_of", "deadline_passed", "failed", "gone", "none_admitted", "not_found"]
+__all__ = [
+    "Call",
+    "add_reason",
+    "attempt_of",
+    "context_lost",
+    "deadline_passed",
+    "failed",
+    "gone",
+    "none_admitted",
+    "not_found",
+    "tier_full",
+]
 
 Call: TypeAlias = dict[str, Any]
 """The keywords that every error of a call carries: capability, request_id, attempts."""
@@ -88,6 +99,29 @@ def none_admitted(call: Call, *, known: int, retry_after_s: float | None, busy: 
         return Overloaded(text, retry_after_s=retry_after_s, **call)
     text = f"{capability} is offered by {known} instance(s), but all are shut out after failures{when}"
     return NoHealthyAgent(text, retry_after_s=retry_after_s, **call)
+
+
+def tier_full(call: Call, tier: str, limit: int) -> Overloaded:
+    """This client has as many calls of the tier in flight as may be."""
+    text = (
+        f"{call['capability']} had to wait too long: this client has {limit} calls of tier {tier!r} in flight, as "
+        f"many as may be (BulkheadConfig.per_tier). {_what_ran(call)}"
+    )
+    return Overloaded(text, **call)
+
+
+def context_lost(call: Call, owner: str | None) -> ContextLost:
+    """The conversation's instance is gone, and the caller wants no other."""
+    text = (
+        f"agent {owner!r} held this conversation and is gone, and require_context=True wants no other. "
+        f"{_what_ran(call)}; begin a new conversation, or call without require_context"
+    )
+    return ContextLost(text, **call)
+
+
+def add_reason(error: ReachError, reason: str) -> None:
+    """Say in the message why nothing more was tried."""
+    error.message = f"{error.message} ({reason})"
 
 
 def deadline_passed(call: Call, *, phase: str, total_s: float, last: Outcome | None) -> DeadlineExceeded:

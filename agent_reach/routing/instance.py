@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from agent_reach.config import ReachConfig
 from agent_reach.model import AgentInfo, CapabilityInfo, LoadReport
 from agent_reach.routing.breaker import Breaker, BreakerState
-from agent_reach.routing.stats import PeakEwma
+from agent_reach.routing.limits import GradientLimit
+from agent_reach.routing.stats import PeakEwma, SuccessShare
 
 __all__ = ["Candidate", "Instance", "Learnt"]
 
@@ -21,24 +22,58 @@ class Learnt:
     30 ms and write a report in a minute, and be full of reports while look-ups are idle.
 
     `in_flight` counts this client's calls; `busy_until` is when it may be asked again after it said that it is
-    overloaded.
+    overloaded; `limit`, if there is one, is how many calls it has been seen to bear.
     """
 
-    __slots__ = ("busy_until", "in_flight", "latency")
+    __slots__ = ("_began_sum", "busy_until", "in_flight", "latency", "limit", "success")
 
-    def __init__(self, decay_s: float) -> None:
-        self.latency = PeakEwma(decay_s)
+    def __init__(self, config: ReachConfig) -> None:
+        self.latency = PeakEwma(config.scoring.decay_s)
+        self.success = SuccessShare()
+        self.limit = GradientLimit(config.bulkheads.adaptive) if config.bulkheads.adaptive else None
         self.in_flight = 0
+        self._began_sum = 0.0
         self.busy_until = 0.0
+
+    def begin(self, now: float) -> None:
+        """A call of ours went there."""
+        self.in_flight += 1
+        self._began_sum += now
+
+    def end(self, began: float) -> None:
+        """The call that began then ended."""
+        self.in_flight -= 1
+        # Exactly nothing once nothing is left, whatever rounding did.
+        self._began_sum = self._began_sum - began if self.in_flight else 0.0
+
+    def age_s(self, now: float) -> float:
+        """How long its calls in flight have taken so far, on average; 0.0 without any.
+
+        A call counts before it ends: who learns from answers alone sends a minute's calls to an instance that hangs
+        (Kratos `selector/node/ewma/node.go`).
+        """
+        return now - self._began_sum / self.in_flight if self.in_flight else 0.0
 
 
 class Instance:
     """An agent process. `in_flight` counts this client's calls to it.
 
     `avoid_until`: until then others are preferred, for it said that it drains, or another answered at its address.
+    `load` is what it said last of its own load.
     """
 
-    __slots__ = ("_config", "_learnt", "avoid_until", "breaker", "in_flight", "info", "load", "warm_from")
+    __slots__ = (
+        "_config",
+        "_learnt",
+        "_load_at",
+        "_others",
+        "avoid_until",
+        "breaker",
+        "in_flight",
+        "info",
+        "load",
+        "warm_from",
+    )
 
     def __init__(self, info: AgentInfo, config: ReachConfig, now: float) -> None:
         self._config = config
@@ -47,8 +82,24 @@ class Instance:
         self.breaker = Breaker(config.breaker)
         self.in_flight = 0
         self.load: LoadReport | None = None
+        self._others = 0
+        self._load_at = 0.0
         self.avoid_until = 0.0
         self.warm_from = now
+
+    def report(self, load: LoadReport | None, now: float) -> None:
+        """Take in what it says of its load. What isn't ours there is its other callers'."""
+        if load is not None:
+            self.load = load
+            self._others = max(0, load.in_flight + load.queued - self.in_flight)
+            self._load_at = now
+
+    def others(self, now: float) -> float:
+        """How many calls of other callers it probably has now; what it said fades."""
+        if not self._others:
+            return 0.0
+        decay_s = self._config.scoring.report_decay_s
+        return self._others * math.exp((self._load_at - now) / decay_s) if decay_s else 0.0
 
     @property
     def limit(self) -> int:
@@ -59,7 +110,7 @@ class Instance:
         """Return this instance as a candidate for one capability."""
         learnt = self._learnt.get(capability.name)
         if learnt is None:
-            learnt = self._learnt[capability.name] = Learnt(self._config.scoring.decay_s)
+            learnt = self._learnt[capability.name] = Learnt(self._config)
         slots = capability.max_concurrency
         limit = math.inf if slots is None else slots * self._config.bulkheads.per_slot
         return Candidate(self, capability, learnt, limit)
@@ -92,14 +143,22 @@ class Candidate:
     @property
     def full(self) -> bool:
         """True if as many of this client's calls are in flight to it as may be."""
-        return self.instance.in_flight >= self.instance.limit or self.learnt.in_flight >= self.limit
+        instance, learnt = self.instance, self.learnt
+        if instance.in_flight >= instance.limit or learnt.in_flight >= self.limit:
+            return True
+        return learnt.limit is not None and learnt.in_flight >= learnt.limit.value
+
+    @property
+    def slots(self) -> int | None:
+        """How many calls of this capability it says it runs at a time."""
+        return self.capability.max_concurrency or self.instance.info.max_concurrency
 
     def admits_at(self, now: float) -> float:
         """When it takes a call: `now` or later, on the same clock; infinity if a call in flight must end first."""
         breaker = self.instance.breaker
         if self.full:
             return math.inf
-        if breaker.available(now):
+        if breaker.unreachable or breaker.available(now):
             return max(now, self.learnt.busy_until)
         if breaker.state is BreakerState.HALF_OPEN:
             return math.inf

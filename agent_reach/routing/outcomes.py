@@ -162,9 +162,10 @@ def verdict(outcome: Outcome, *, waited_s: float, attempt_s: float) -> Verdict:
         case Cancelled():
             return Verdict.NEUTRAL
         case Unsent():
-            return Verdict.NEUTRAL if outcome.local else Verdict.FAILURE
+            unfair = outcome.local or (outcome.timed_out and _unfair(waited_s, attempt_s))
+            return Verdict.NEUTRAL if unfair else Verdict.UNREACHABLE
         case LostAnswer():
-            unfair = outcome.timed_out and waited_s < min(_FAIR_WAIT_S, attempt_s)
+            unfair = outcome.timed_out and _unfair(waited_s, attempt_s)
             return Verdict.NEUTRAL if unfair else Verdict.FAILURE
         case Rejected():
             return _verdict_of_rejection(outcome, waited_s, attempt_s)
@@ -198,6 +199,11 @@ def _verdict_of_rejection(outcome: Rejected, waited_s: float, attempt_s: float) 
         return Verdict.FAILURE
     if outcome.status < 500 or not outcome.error.executed:
         return Verdict.NEUTRAL
-    if outcome.error.type == "DeadlineExceeded" and waited_s < min(_FAIR_WAIT_S, attempt_s):
+    if outcome.error.type == "DeadlineExceeded" and _unfair(waited_s, attempt_s):
         return Verdict.NEUTRAL
     return Verdict.FAILURE
+
+
+def _unfair(waited_s: float, attempt_s: float) -> bool:
+    # A clock may say that a little less than the time we gave has passed.
+    return waited_s < 0.99 * min(_FAIR_WAIT_S, attempt_s)

@@ -3,26 +3,91 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Sequence
 
 from agent_reach.config import ReachConfig
+from agent_reach.routing.affinity import Contexts
+from agent_reach.routing.budget import RetryBudget
+from agent_reach.routing.decisions import DecisionLog
 from agent_reach.routing.index import Index, Lookup
-from agent_reach.routing.scoring import PeakEwmaScorer
+from agent_reach.routing.instance import Candidate
+from agent_reach.routing.locality import rings
+from agent_reach.routing.scoring import scorer_of
+from agent_reach.routing.stats import RecentLatencies
 
-__all__ = ["Router"]
+__all__ = ["Router", "Shared"]
+
+
+class Shared:
+    """What the calls of one capability share: what they may spend on retries and on second copies, how long they
+    took, whose turn it is.
+    """
+
+    __slots__ = ("_candidates", "_rings", "_zone", "hedges", "latencies", "retries", "turn")
+
+    def __init__(self, config: ReachConfig, zone: str | None) -> None:
+        retry = config.retry
+        self.retries = RetryBudget(retry.budget_ratio, retry.budget_least, retry.budget_window_s)
+        hedge_ratio = config.hedge.budget_ratio if config.hedge is not None else 0.05
+        self.hedges = RetryBudget(hedge_ratio, 1, retry.budget_window_s)
+        self.latencies = RecentLatencies()
+        self.turn = 0
+        self._zone = zone
+        self._candidates: Sequence[Candidate] = ()
+        self._rings: tuple[tuple[Candidate, ...], ...] = ()
+
+    def rings(self, candidates: Sequence[Candidate]) -> tuple[tuple[Candidate, ...], ...]:
+        """Return the candidates grouped by distance; grouped anew only when others are there."""
+        if candidates is not self._candidates:
+            self._candidates, self._rings = candidates, rings(candidates, self._zone)
+        return self._rings
 
 
 class Router:
     """One for each client. Its sessions read and write it in their steps, which never interleave."""
 
     def __init__(
-        self, config: ReachConfig | None = None, rng: random.Random | None = None, *, zone: str | None = None
+        self,
+        config: ReachConfig | None = None,
+        rng: random.Random | None = None,
+        *,
+        zone: str | None = None,
+        age_s: Callable[[], float | None] = lambda: None,
     ) -> None:
         self.config = config or ReachConfig()
         self.rng = rng or random.Random()
         self.zone = zone
         self.index = Index(self.config)
-        self.scorer = PeakEwmaScorer(self.config.scoring)
+        self.scorer = scorer_of(self.config, zone)
+        self.contexts = Contexts(self.config.affinity.remembered)
+        self.decisions = DecisionLog(age_s, self.config.scoring.decay_s)
+        # Calls in flight by timeout tier.
+        self.in_flight: dict[str, int] = {}
+        self._shared: dict[str, Shared] = {}
 
     def lookup(self, capability: str) -> Lookup:
         """Return who answers for a capability now."""
         return self.index.lookup(capability)
+
+    def shared(self, capability: str) -> Shared:
+        """Return what the calls of a capability share."""
+        shared = self._shared.get(capability)
+        if shared is None:
+            shared = self._shared[capability] = Shared(self.config, self.zone)
+        return shared
+
+    def tier_full(self, tier: str) -> bool:
+        """True if as many calls of a timeout tier are in flight as may be."""
+        return self.in_flight.get(tier, 0) >= self.config.bulkheads.per_tier
+
+    def begin(self, tier: str) -> None:
+        """A call of this tier went out."""
+        self.in_flight[tier] = self.in_flight.get(tier, 0) + 1
+
+    def end(self, tier: str) -> None:
+        """A call of this tier ended."""
+        left = self.in_flight[tier] - 1
+        if left:
+            self.in_flight[tier] = left
+        else:
+            del self.in_flight[tier]

@@ -1,49 +1,94 @@
-"""(candidate, now) -> cost. Lower is better; a cost is an estimate of seconds until an answer.
+"""(candidate, now) -> cost. The lowest is best.
 
-    cost = decayed peak latency x (calls in flight + 1) / weight
+Peak EWMA, after finagle `PeakEwma.scala`; a cost is an estimate of seconds until an answer:
 
-After finagle `PeakEwma.scala`. Slow start (Envoy `slow_start.rst`, linear from the floor to 1) is no part of the
-cost: the better of two is picked, so a handicap would keep a newcomer from every call until it is gone. It is a
-share of the draws instead, taken in selection.py.
+    latency = the decayed peak of what calls took, or how long those in flight have taken so far, whichever is more
+    cost    = latency x (calls in flight + 1) / weight
+
+Slow start (Envoy `slow_start.rst`, linear from the floor to 1) is no part of the cost: the better of two is picked,
+so a handicap would keep a newcomer from every call until it is gone. It is a share of the draws instead, taken in
+selection.py.
+
+Weighted: parts of 0..1 each, times their shares; a cost is what is missing to a perfect score.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from agent_reach.config import ScoringConfig
+from agent_reach.config import ReachConfig, ScoreWeights, ScoringConfig
 from agent_reach.routing.instance import Candidate
+from agent_reach.routing.locality import distance
 
-__all__ = ["PeakEwmaScorer", "Score"]
+__all__ = ["PeakEwmaScorer", "Rivals", "Score", "Scorer", "WeightedScorer", "scorer_of"]
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A cost with its parts: latency in seconds, calls in flight, announced weight.
+    """A cost with its parts: latency in seconds, calls in flight (ours, and `others` as it said), announced weight.
 
     `warm`, 0..1, is the share of its draws that an instance takes part in. `known` is False while the instance has
     no history, so that `latency_s` is an assumption; `failed` if its latest call failed, so that `latency_s` is
-    what a failure is booked as.
+    what a failure is booked as; `waiting` if `latency_s` is how long the calls in flight have taken so far.
+    `parts`, of a weighted score: (name, 0..1, share) of each.
     """
 
     cost: float
     latency_s: float
     in_flight: int
+    others: float
     weight: float
     warm: float
     known: bool
     failed: bool
+    waiting: bool
+    parts: tuple[tuple[str, float, float], ...] = ()
 
     def __str__(self) -> str:
+        warming = f", warming up ({self.warm:.0%})" if self.warm < 1 else ""
+        if self.parts:
+            total = " + ".join(f"{name} {value:.2f} x {share:g}" for name, value, share in self.parts)
+            return f"cost {self.cost:.4f} = missing to {total}{warming}"
         latency = f"{self.latency_s * 1000:.1f} ms"
-        if not self.known:
+        if self.waiting:
+            latency += " (calls in flight so far)"
+        elif not self.known:
             latency += " (assumed)"
         elif self.failed:
             latency += " (booked for a failure)"
-        warming = f", warming up ({self.warm:.0%})" if self.warm < 1 else ""
-        load = f"({self.in_flight} in flight + 1)"
+        others = f" + {self.others:.1f} of others" if self.others >= 0.05 else ""
+        load = f"({self.in_flight} in flight{others} + 1)"
         return f"cost {self.cost:.4f} = latency {latency} x {load} / weight {self.weight:g}{warming}"
+
+
+@dataclass(frozen=True, slots=True)
+class Rivals:
+    """What is compared with what: the lowest latency among them, in seconds, and the highest weight."""
+
+    latency_s: float
+    weight: float
+
+
+class Scorer(Protocol):
+    """Gives costs. Reads only."""
+
+    def rivals(self, candidates: Sequence[Candidate], now: float) -> Rivals:
+        """Look at those that are compared with each other."""
+        ...
+
+    def cost(self, candidate: Candidate, now: float, rivals: Rivals) -> float:
+        """Return the cost of sending one more call to `candidate`."""
+        ...
+
+    def score(self, candidate: Candidate, now: float, rivals: Rivals) -> Score:
+        """Return the same cost with its parts."""
+        ...
+
+    def warm(self, candidate: Candidate, now: float) -> float:
+        """Return the share of its draws that an instance takes part in."""
+        ...
 
 
 class PeakEwmaScorer:
@@ -54,31 +99,118 @@ class PeakEwmaScorer:
     def __init__(self, config: ScoringConfig) -> None:
         self._config = config
 
-    def score(self, candidate: Candidate, now: float, assumed_s: float | None = None) -> Score:
-        """Return the cost of sending one more call to `candidate` at `now`; `assumed_s` is its latency, in seconds,
-        if it has no history.
-        """
-        known = candidate.latency.samples > 0
-        latency_s = candidate.latency.at(now) if known else self._config.seed_latency_s
-        if not known and assumed_s is not None:
-            latency_s = assumed_s
-        instance = candidate.instance
-        weight = instance.info.weight
-        warm = self._warm(now - instance.warm_from)
-        # Of all calls to the instance: whatever keeps it busy, it has less time for this one.
-        cost = latency_s * (instance.in_flight + 1) / weight
-        return Score(cost, latency_s, instance.in_flight, weight, warm, known, candidate.latency.failed)
-
-    def assumed_s(self, rivals: Sequence[Candidate], now: float) -> float:
+    def rivals(self, candidates: Sequence[Candidate], now: float) -> Rivals:
         """What an instance without history is taken for: the fastest of its rivals that answered last.
 
         A fixed guess would either flood a newcomer or starve it.
         """
-        answered = [r.latency.at(now) for r in rivals if r.latency.samples > 0 and not r.latency.failed]
-        return min(answered, default=self._config.seed_latency_s)
+        fastest = heaviest = 0.0
+        for candidate in candidates:
+            latency, weight = candidate.learnt.latency, candidate.instance.info.weight
+            if weight > heaviest:
+                heaviest = weight
+            if latency.samples and not latency.failed:
+                value = latency.at(now)
+                if value < fastest or not fastest:
+                    fastest = value
+        return Rivals(fastest or self._config.seed_latency_s, heaviest)
 
-    def _warm(self, age_s: float) -> float:
-        window_s = self._config.slow_start_s
+    def cost(self, candidate: Candidate, now: float, rivals: Rivals) -> float:
+        """Return an estimate of seconds until an answer."""
+        instance = candidate.instance
+        # Of all calls to the instance: whatever keeps it busy, it has less time for this one.
+        waiting = instance.in_flight + instance.others(now) + 1
+        return self._latency_s(candidate, now, rivals) * waiting / instance.info.weight
+
+    def score(self, candidate: Candidate, now: float, rivals: Rivals) -> Score:
+        """Return the same cost with its parts."""
+        return _score(
+            candidate, now, self.cost(candidate, now, rivals), self._latency_s(candidate, now, rivals), self
+        )
+
+    def warm(self, candidate: Candidate, now: float) -> float:
+        """Rises from the floor to 1 within the window."""
+        age_s, window_s = now - candidate.instance.warm_from, self._config.slow_start_s
         if age_s >= window_s:
             return 1.0
         return max(self._config.slow_start_floor, age_s / window_s)
+
+    @staticmethod
+    def _latency_s(candidate: Candidate, now: float, rivals: Rivals) -> float:
+        learnt = candidate.learnt
+        latency_s = learnt.latency.at(now) if learnt.latency.samples else rivals.latency_s
+        age_s = learnt.age_s(now)
+        return max(latency_s, age_s)
+
+
+class WeightedScorer:
+    """Adds up what is good about an instance, in the shares that the settings name."""
+
+    __slots__ = ("_latencies", "_shares", "_zone")
+
+    def __init__(self, config: ScoringConfig, shares: ScoreWeights, zone: str | None) -> None:
+        self._latencies = PeakEwmaScorer(config)
+        self._shares = shares
+        self._zone = zone
+
+    def rivals(self, candidates: Sequence[Candidate], now: float) -> Rivals:
+        """The fastest and the heaviest: parts are relative to them."""
+        return self._latencies.rivals(candidates, now)
+
+    def cost(self, candidate: Candidate, now: float, rivals: Rivals) -> float:
+        """Return what is missing to a perfect score."""
+        return sum((1.0 - value) * share for _, value, share in self._parts(candidate, now, rivals))
+
+    def score(self, candidate: Candidate, now: float, rivals: Rivals) -> Score:
+        """Return the same cost with its parts."""
+        parts = self._parts(candidate, now, rivals)
+        cost = sum((1.0 - value) * share for _, value, share in parts)
+        latency_s = self._latencies._latency_s(candidate, now, rivals)
+        return _score(candidate, now, cost, latency_s, self, parts)
+
+    def warm(self, candidate: Candidate, now: float) -> float:
+        """Rises from the floor to 1 within the window."""
+        return self._latencies.warm(candidate, now)
+
+    def _parts(self, candidate: Candidate, now: float, rivals: Rivals) -> tuple[tuple[str, float, float], ...]:
+        shares, instance = self._shares, candidate.instance
+        latency_s = self._latencies._latency_s(candidate, now, rivals)
+        taken = (instance.in_flight + instance.others(now)) / (candidate.slots or instance.limit)
+        parts = (
+            ("success", candidate.learnt.success.at(now), shares.success),
+            ("latency", min(1.0, rivals.latency_s / latency_s) if latency_s > 0 else 1.0, shares.latency),
+            ("load", max(0.0, 1.0 - taken), shares.load),
+            ("locality", 1.0 - distance(self._zone, instance.info.zone) / 2, shares.locality),
+            ("weight", instance.info.weight / rivals.weight if rivals.weight else 1.0, shares.weight),
+        )
+        return tuple(part for part in parts if part[2])
+
+
+def scorer_of(config: ReachConfig, zone: str | None) -> Scorer:
+    """The scorer that the settings ask for; `zone` is the caller's own."""
+    if config.scoring.weights is None:
+        return PeakEwmaScorer(config.scoring)
+    return WeightedScorer(config.scoring, config.scoring.weights, zone)
+
+
+def _score(
+    candidate: Candidate,
+    now: float,
+    cost: float,
+    latency_s: float,
+    scorer: Scorer,
+    parts: tuple[tuple[str, float, float], ...] = (),
+) -> Score:
+    instance, learnt = candidate.instance, candidate.learnt
+    return Score(
+        cost,
+        latency_s,
+        instance.in_flight,
+        instance.others(now),
+        instance.info.weight,
+        scorer.warm(candidate, now),
+        learnt.latency.samples > 0,
+        learnt.latency.failed,
+        learnt.in_flight > 0 and learnt.age_s(now) >= latency_s,
+        parts,
+    )

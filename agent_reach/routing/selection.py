@@ -1,6 +1,7 @@
-"""Power of two choices (Mitzenmacher 2001; finagle `P2CPick.scala`): draw two, send to the better.
+"""Which of the usable candidates gets a call: the better of two, each in turn, or by weight.
 
-The cost of a pick doesn't grow with the number of candidates, unless nearly none of them can be used.
+Power of two choices: Mitzenmacher 2001; finagle `P2CPick.scala`. The cost of a pick doesn't grow with the number of
+candidates, unless nearly none of them can be used.
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ import random
 from collections.abc import Callable, Sequence
 
 from agent_reach.routing.instance import Candidate
-from agent_reach.routing.scoring import PeakEwmaScorer
+from agent_reach.routing.scoring import Scorer
 
-__all__ = ["pick"]
+__all__ = ["cheapest", "in_turn", "pick", "weighted"]
 
 # With half of the candidates unusable, five draws of two all miss in 1 of 1,000 picks; then all are looked at.
 _DRAWS = 5
@@ -20,44 +21,85 @@ _DRAWS = 5
 def pick(
     candidates: Sequence[Candidate],
     usable: Callable[[Candidate], bool],
-    scorer: PeakEwmaScorer,
+    scorer: Scorer,
     now: float,
     rng: random.Random,
+    choices: int = 2,
 ) -> Candidate | None:
-    """Return the better of two usable candidates drawn at random; None if none is usable."""
+    """Return the best of `choices` usable candidates drawn at random; None if none is usable."""
     count = len(candidates)
     if count < 2:
         return candidates[0] if count and usable(candidates[0]) else None
-    for _ in range(_DRAWS):
-        first = int(rng.random() * count)
-        second = int(rng.random() * (count - 1))
-        if second >= first:
-            second += 1
-        one, other = candidates[first], candidates[second]
-        one_usable, other_usable = usable(one), usable(other)
-        if one_usable and other_usable:
-            return _better(one, other, scorer, now, rng)
-        if one_usable or other_usable:
-            return one if one_usable else other
+    if choices == 2 and count > 2:
+        for _ in range(_DRAWS):
+            first = int(rng.random() * count)
+            second = int(rng.random() * (count - 1))
+            if second >= first:
+                second += 1
+            drawn = [c for c in (candidates[first], candidates[second]) if usable(c)]
+            if drawn:
+                return cheapest(drawn, scorer, now, rng)
+    elif choices < count:
+        drawn = [c for c in rng.sample(candidates, min(choices * 2, count)) if usable(c)][:choices]
+        if drawn:
+            return cheapest(drawn, scorer, now, rng)
     left = [candidate for candidate in candidates if usable(candidate)]
     if not left:
         return None
-    one = left[int(rng.random() * len(left))]
-    return _better(one, left[int(rng.random() * len(left))], scorer, now, rng)
+    if len(left) > choices:
+        left = rng.sample(left, choices)
+    # Begin anywhere: of equals the first wins.
+    turn = int(rng.random() * len(left))
+    return cheapest(left[turn:] + left[:turn], scorer, now, rng)
 
 
-def _better(one: Candidate, other: Candidate, scorer: PeakEwmaScorer, now: float, rng: random.Random) -> Candidate:
-    """The better of two.
+def cheapest(drawn: Sequence[Candidate], scorer: Scorer, now: float, rng: random.Random) -> Candidate:
+    """The best of a few.
 
     One whose breaker waits for its probe comes first, or it would never be heard of again: its failures made it
     look slow for longer than it is shut out. One that warms up takes part in its share of the draws only.
     """
-    if one.instance.breaker.probe_due(now) != other.instance.breaker.probe_due(now):
-        return one if one.instance.breaker.probe_due(now) else other
-    assumed_s = scorer.assumed_s((one, other), now)
-    its, others = scorer.score(one, now, assumed_s), scorer.score(other, now, assumed_s)
-    # Relative to its rival: where all are new, nobody is held back.
-    share = min(its.warm, others.warm) / max(its.warm, others.warm)
-    if share < 1 and rng.random() >= share:
-        return one if its.warm > others.warm else other
-    return one if its.cost <= others.cost else other
+    if len(drawn) == 1:
+        return drawn[0]
+    warmest = 0.0
+    for candidate in drawn:
+        if candidate.instance.breaker.probe_due(now):
+            return candidate
+        warmest = max(warmest, scorer.warm(candidate, now))
+    rivals = scorer.rivals(drawn, now)
+    best, best_cost = None, 0.0
+    for candidate in drawn:
+        # Relative to its warmest rival: where all are new, nobody is held back.
+        share = scorer.warm(candidate, now) / warmest
+        if share < 1 and rng.random() >= share:
+            continue
+        cost = scorer.cost(candidate, now, rivals)
+        if best is None or cost < best_cost:
+            best, best_cost = candidate, cost
+    # The warmest always takes part.
+    assert best is not None
+    return best
+
+
+def in_turn(candidates: Sequence[Candidate], usable: Callable[[Candidate], bool], turn: int) -> Candidate | None:
+    """Return the first usable candidate from place `turn` on, round and round."""
+    count = len(candidates)
+    for step in range(count):
+        candidate = candidates[(turn + step) % count]
+        if usable(candidate):
+            return candidate
+    return None
+
+
+def weighted(
+    candidates: Sequence[Candidate],
+    usable: Callable[[Candidate], bool],
+    scorer: Scorer,
+    now: float,
+    rng: random.Random,
+) -> Candidate | None:
+    """Return a usable candidate drawn by its announced weight and by how warm it is."""
+    left = [candidate for candidate in candidates if usable(candidate)]
+    if not left:
+        return None
+    return rng.choices(left, [c.instance.info.weight * scorer.warm(c, now) for c in left])[0]

@@ -4,47 +4,36 @@ Drive it like this, with sockets or with an event heap:
 
     while True:
         match session.next(now):
-            case Send() as send:  session.record(outcome of the attempt, now)
+            case Send() as send:  begin the attempt; session.record(its outcome, now, send) when it ended
+            case Await(seconds):  wait until an attempt under way ended, or for so long
             case Wait(seconds):   wait
             case Return(reply):   done
             case Raise(error):    failed
 
-Between a `Send` and its `record` the session holds one permit (a breaker permit and a place in the
-instance's in-flight count); it never holds two.
+Usually one attempt is under way at a time, and `next` is asked again once it was recorded. Where a `Send` names
+`hedge_after_s` and the attempt takes longer, `next` is asked in between, and may send a second copy. What is still
+under way when the call ends is cancelled and recorded as `Cancelled`.
+
+Between a `Send` and its `record` the session holds a permit: a breaker permit and a place in the counts of calls in
+flight.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from agent_reach.errors import Attempt, ReachError
-from agent_reach.routing import backoff, ejection, failures, outcomes
-from agent_reach.routing.breaker import BreakerPermit, BreakerState, Transition, Verdict
-from agent_reach.routing.choosing import Chooser
-from agent_reach.routing.instance import Candidate, Instance
+from agent_reach.routing import backoff, failures, outcomes
+from agent_reach.routing.breaker import Transition
+from agent_reach.routing.choosing import Choice, Chooser
+from agent_reach.routing.instance import Candidate
+from agent_reach.routing.learning import InFlight, begin, learn, misplaced
 from agent_reach.routing.outcomes import Cancelled, Outcome, Rejected, Succeeded, Unsent
 from agent_reach.routing.router import Router
-from agent_reach.routing.steps import CallPlan, Raise, Return, Send, Step, Wait
+from agent_reach.routing.steps import Await, CallPlan, Raise, Return, Send, Step, Wait
 
 __all__ = ["CallSession"]
-
-# How long an instance that drains, or at whose address another one answered, comes after all others. It is gone
-# from the registry sooner (alibaba/dubbo: 30 s).
-_AVOID_S = 30.0
-# How long an instance is taken at its word that it is overloaded. Longer than most deadlines, and short enough that
-# a lone instance with a wrong Retry-After doesn't stay dark.
-_LONGEST_BUSY_S = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class _InFlight:
-    """The permit: what must be given back when the attempt ends."""
-
-    send: Send
-    breaker: BreakerPermit
-    at: float
 
 
 class CallSession:
@@ -56,33 +45,33 @@ class CallSession:
         "_chooser",
         "_config",
         "_end",
-        "_in_flight",
+        "_flights",
+        "_hedged",
         "_last",
         "_place_wait_until",
         "_plan",
         "_resume_at",
-        "_rng",
         "_router",
+        "_sent",
+        "_shared",
         "_transitions",
     )
 
-    def __init__(
-        self,
-        plan: CallPlan,
-        router: Router,
-    ) -> None:
+    def __init__(self, plan: CallPlan, router: Router) -> None:
         self._plan = plan
         self._router = router
         self._config = router.config
-        self._rng = router.rng
-        self._chooser = Chooser(self._config.ejection, router.scorer, router.rng, plan.preferred)
+        self._shared = router.shared(plan.capability)
+        self._chooser = Chooser(plan, router)
         self._attempts: list[Attempt] = []
+        self._sent = 0
         # Attempts that cost a peer something, or went to one that was tried before.
         self._charged = 0
         self._resume_at = plan.started
         self._place_wait_until: float | None = None
         self._last: Outcome | None = None
-        self._in_flight: _InFlight | None = None
+        self._flights: list[InFlight] = []
+        self._hedged = False
         self._end: Return | Raise | None = None
         self._transitions: list[tuple[str, Transition]] = []
 
@@ -93,7 +82,7 @@ class CallSession:
 
     @property
     def attempts(self) -> tuple[Attempt, ...]:
-        """What was tried so far."""
+        """What was tried so far, in the order in which it ended."""
         return tuple(self._attempts)
 
     def take_transitions(self) -> list[tuple[str, Transition]]:
@@ -103,10 +92,10 @@ class CallSession:
 
     def next(self, now: float) -> Step:
         """Say what to do at `now`. After an end, the same end again."""
-        if self._in_flight is not None:
-            raise RuntimeError("record the outcome of the attempt before asking for the next step")
         if self._end is not None:
             return self._end
+        if self._flights:
+            return self._second_copy(now)
         if now >= self._plan.deadline:
             return self._raise(self._deadline_error("backoff" if self._attempts else "pick"))
         if now < self._resume_at:
@@ -114,27 +103,36 @@ class CallSession:
         candidates = self._candidates()
         if not candidates:
             return self._raise(self._nobody_offers())
-        candidate = self._chooser.choose(candidates, now)
-        if candidate is None:
+        if not self._sent:
+            self._chooser.find_owner(candidates)
+            candidates = self._bound_to_owner(candidates)
+            if not candidates:
+                return self._raise(failures.context_lost(self._call(), self._chooser.context_lost))
+        if self._router.tier_full(self._plan.tier):
             return self._nobody_admits(candidates, now)
-        return self._send(candidate, now)
+        choice = self._chooser.choose(candidates, now)
+        if choice is None:
+            return self._nobody_admits(candidates, now)
+        return self._send(choice, candidates, now)
 
     def record(self, outcome: Outcome, now: float, send: Send | None = None) -> None:
-        """Take in how the attempt ended, and give its permit back."""
-        flight = self._in_flight
-        if flight is None or (send is not None and send is not flight.send):
-            raise RuntimeError("no attempt is under way")
-        self._in_flight = None
-        self._last = outcome
-        send = flight.send
-        elapsed_s = now - flight.at
-        candidate = send.candidate
-        self._learn(flight, outcome, elapsed_s, now)
+        """Take in how an attempt ended, and give its permit back; `send` can be left out if one is under way."""
+        flight = self._take_flight(send)
+        send, candidate = flight.send, flight.send.candidate
+        outdone = isinstance(self._end, Return)
+        transition = learn(flight, outcome, self._plan, self._router, now, outdone=outdone)
+        if transition is not None:
+            self._transitions.append((candidate.agent_id, transition))
         self._plan.allowance.give_back(outcomes.unspent(outcome, send.retry_allowance))
+        if self._end is not None:
+            return
+        self._last = outcome
         self._attempts.append(
-            failures.attempt_of(send.number, candidate.agent_id, candidate.url, outcome, elapsed_s)
+            failures.attempt_of(send.number, candidate.agent_id, candidate.url, outcome, now - flight.at)
         )
         if isinstance(outcome, Succeeded):
+            if self._plan.context_id is not None:
+                self._chooser.answered(candidate)
             self._end = Return(outcome.reply, self.attempts)
         elif isinstance(outcome, Cancelled):
             self._end = Raise(ReachError("the caller cancelled this call", **self._call()))
@@ -145,25 +143,39 @@ class CallSession:
 
     def _candidates(self) -> Sequence[Candidate]:
         candidates = self._router.lookup(self._plan.capability).candidates
-        if self._plan.pinned is None:
-            return candidates
-        return [c for c in candidates if c.agent_id == self._plan.pinned]
+        if self._plan.pinned is not None:
+            return [c for c in candidates if c.agent_id == self._plan.pinned]
+        return self._bound_to_owner(candidates) if self._sent else candidates
 
-    def _send(self, candidate: Candidate, now: float) -> Send:
-        permit, transition = candidate.instance.breaker.admit(now)
-        if transition is not None:
-            self._transitions.append((candidate.agent_id, transition))
-        candidate.instance.in_flight += 1
-        candidate.learnt.in_flight += 1
+    def _bound_to_owner(self, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
+        """Where nobody else may answer: the owner of the conversation, if it is there."""
+        if not self._plan.require_context or self._plan.context_id is None:
+            return candidates
+        if self._chooser.context_lost is not None:
+            return ()
+        return [c for c in candidates if c.agent_id == self._chooser.owner]
+
+    def _send(self, choice: Choice, candidates: Sequence[Candidate], now: float) -> Send:
+        candidate, plan = choice.candidate, self._plan
+        if not self._sent:
+            self._shared.retries.call_began(now)
+        self._sent += 1
+        self._router.decisions.note(
+            now, plan.request_id, plan.capability, self._sent, candidate.agent_id, choice.rule, candidates
+        )
         last = self._is_last(candidate)
         send = Send(
             candidate,
-            len(self._attempts) + 1,
+            self._sent,
             self._timeout_s(candidate, now, last=last),
             # Of a purse that siblings share, even the last attempt leaves them half.
-            self._plan.allowance.lend(last=last and self._plan.own_purse),
+            plan.allowance.lend(last=last and plan.own_purse),
+            None if plan.hedge is None or last or self._hedged else self._hedge_after_s(),
         )
-        self._in_flight = _InFlight(send, permit, now)
+        flight, transition = begin(send, plan, self._router, now)
+        self._flights.append(flight)
+        if transition is not None:
+            self._transitions.append((candidate.agent_id, transition))
         self._place_wait_until = None
         return send
 
@@ -178,48 +190,39 @@ class CallSession:
             return left_s
         return min(left_s, self._config.timeouts.of(candidate.capability.timeout))
 
-    # --- learning ------------------------------------------------------------------------------------------
+    # --- second copies -------------------------------------------------------------------------------------
 
-    def _learn(self, flight: _InFlight, outcome: Outcome, elapsed_s: float, now: float) -> None:
-        candidate = flight.send.candidate
-        instance = candidate.instance
-        instance.in_flight -= 1
-        candidate.learnt.in_flight -= 1
-        attempt_s = self._config.timeouts.of(candidate.capability.timeout)
-        verdict = outcomes.verdict(outcome, waited_s=elapsed_s, attempt_s=attempt_s)
-        if verdict is Verdict.SUCCESS:
-            candidate.latency.observe(elapsed_s, now)
-        elif verdict is Verdict.FAILURE:
-            booked_s = max(elapsed_s, self._config.scoring.failure_latency_s)
-            candidate.latency.observe(booked_s, now, failed=True)
-        transition = instance.breaker.record(
-            flight.breaker, verdict, now, self._rng, lambda: self._may_shut_out(instance, now)
-        )
-        if transition is not None:
-            self._transitions.append((candidate.agent_id, transition))
-            if transition.after is BreakerState.CLOSED:
-                instance.warm_from = now
-        self._hear(candidate, outcome, now)
+    def _hedge_after_s(self) -> float | None:
+        hedge, latencies = self._plan.hedge, self._shared.latencies
+        if hedge is None or len(latencies) < hedge.min_samples:
+            return None
+        return max(hedge.least_s, latencies.percentile(hedge.percentile))
 
-    def _hear(self, candidate: Candidate, outcome: Outcome, now: float) -> None:
-        """Take in what the instance says of itself."""
-        instance = candidate.instance
-        match outcome:
-            case Succeeded():
-                state, instance.load = outcome.reply.state, outcome.reply.load
-                candidate.learnt.busy_until = 0.0
-            case Rejected():
-                state, instance.load = outcome.state, outcome.load or instance.load
-                if outcome.retry_after_s is not None:
-                    candidate.learnt.busy_until = now + min(outcome.retry_after_s, _LONGEST_BUSY_S)
-            case _:
-                return
-        if state == "draining" or _misplaced(outcome):
-            instance.avoid_until = now + _AVOID_S
+    def _second_copy(self, now: float) -> Step:
+        """Another copy of an attempt that takes longer than most, where that is wanted and affordable."""
+        first = self._flights[0]
+        after_s = first.send.hedge_after_s
+        if after_s is None or self._hedged or len(self._flights) > 1 or now >= self._plan.deadline:
+            return Await()
+        # A timer that fires a rounding error early is not asked to fire again for it.
+        if now < first.at + after_s - 1e-6:
+            return Await(first.at + after_s - now)
+        self._hedged = True
+        if self._shared.hedges.left(now) < 1 or self._router.tier_full(self._plan.tier):
+            return Await()
+        candidates = self._candidates()
+        choice = self._chooser.choose_untried(candidates, now)
+        if choice is None or not self._plan.allowance.take():
+            return Await()
+        self._shared.hedges.spend(now)
+        self._charged += 1
+        return self._send(choice, candidates, now)
 
-    def _may_shut_out(self, instance: Instance, now: float) -> bool:
-        candidates = self._router.lookup(self._plan.capability).candidates
-        return ejection.may_shut_out(instance, candidates, now, self._config.ejection)
+    def _take_flight(self, send: Send | None) -> InFlight:
+        for number, flight in enumerate(self._flights):
+            if flight.send is send or (send is None and len(self._flights) == 1):
+                return self._flights.pop(number)
+        raise RuntimeError("no such attempt is under way")
 
     # --- again, or the end ---------------------------------------------------------------------------------
 
@@ -227,6 +230,8 @@ class CallSession:
         idempotent = candidate.capability.idempotent
         if not outcomes.worth_retrying(outcome, idempotent=idempotent):
             self._fail(candidate, outcome)
+            return
+        if self._flights:
             return
         if now >= self._plan.deadline and isinstance(outcome, Unsent):
             self._raise(self._deadline_error(outcome.phase))
@@ -238,18 +243,26 @@ class CallSession:
         if self._charged >= self._plan.retry.max_attempts:
             self._fail(candidate, outcome)
             return
-        if not self._plan.allowance.take():
+        if self._plan.allowance.left < 1:
             self._fail(candidate, outcome).starved = True
             return
+        if self._shared.retries.left(now) < 1:
+            failures.add_reason(
+                self._fail(candidate, outcome), "not repeated: too many calls of this capability fail"
+            )
+            return
+        self._plan.allowance.take()
+        self._shared.retries.spend(now)
         if elsewhere and not outcomes.executed(outcome):
             return
-        self._resume_at = now + backoff.delay_s(self._charged, self._plan.retry, self._rng)
+        self._resume_at = now + backoff.delay_s(self._charged, self._plan.retry, self._router.rng)
         if self._resume_at >= self._plan.deadline:
             self._fail(candidate, outcome)
 
     def _nobody_admits(self, candidates: Sequence[Candidate], now: float) -> Step:
         """All are full, busy, probed or shut out: wait if that can end in time, else say so."""
-        times = [candidate.admits_at(now) for candidate in candidates]
+        tier_full = self._router.tier_full(self._plan.tier)
+        times = [math.inf] if tier_full else [candidate.admits_at(now) for candidate in candidates]
         free_at = min(times)
         if any(math.isinf(at) for at in times):
             # A place comes free as soon as a call of ours ends. Waiting for that longer than a connect may take
@@ -261,6 +274,8 @@ class CallSession:
                 return Wait(until - now, until_place=True)
         if now < free_at < self._plan.deadline:
             return Wait(free_at - now, until_place=True)
+        if tier_full:
+            return self._raise(failures.tier_full(self._call(), self._plan.tier, self._config.bulkheads.per_tier))
         busy = any(c.full or c.learnt.busy_until > now for c in candidates)
         retry_after_s = free_at - now if now < free_at < math.inf else None
         return self._raise(
@@ -298,11 +313,6 @@ class CallSession:
         }
 
 
-def _misplaced(outcome: Outcome) -> bool:
-    """True if something else than the instance meant answers at its address, or it no longer offers this."""
-    return isinstance(outcome, Rejected) and not outcome.error.executed and outcome.status in (404, 421)
-
-
 def _costs_nothing(outcome: Outcome) -> bool:
     """True if the attempt cost no peer anything, so that the next one needs no leave: nothing listened there,
     or the wrong one did, or it is leaving.
@@ -310,4 +320,4 @@ def _costs_nothing(outcome: Outcome) -> bool:
     if isinstance(outcome, Unsent):
         return not outcome.local
     leaving = isinstance(outcome, Rejected) and not outcome.error.executed and outcome.state == "draining"
-    return leaving or _misplaced(outcome)
+    return leaving or misplaced(outcome)

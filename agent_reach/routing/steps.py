@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from agent_reach.config import RetryConfig, TimeoutConfig
+from agent_reach.config import HedgeConfig, RetryConfig, Strategy, TimeoutConfig
 from agent_reach.errors import Attempt, ReachError
 from agent_reach.model import ReplyEnvelope
 from agent_reach.routing.budget import RetryAllowance
 from agent_reach.routing.instance import Candidate
 
-__all__ = ["CallPlan", "Raise", "Return", "Send", "Step", "Wait"]
+__all__ = ["Await", "CallPlan", "Raise", "Return", "Send", "Step", "Wait"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +21,8 @@ class CallPlan:
 
     `explicit_timeout`: the caller named a total, so the last attempt may use all that is left of it. `own_purse`:
     the retries are a root call's, so no sibling draws from them. `pinned`: only this instance. `preferred`: these
-    first, in order, while they are usable.
+    first, in order, while they are usable. `tier`: of the capability's time. `context_id`: the conversation that it
+    is part of; `require_context`: nobody but its owner may answer. `trip_after`: as `Policy.trip_after`.
     """
 
     capability: str
@@ -34,6 +35,12 @@ class CallPlan:
     own_purse: bool = True
     pinned: str | None = None
     preferred: tuple[str, ...] = ()
+    tier: str = "interactive"
+    strategy: Strategy = "single"
+    hedge: HedgeConfig | None = None
+    context_id: str | None = None
+    require_context: bool = False
+    trip_after: int | None = None
 
     @classmethod
     def of(
@@ -48,14 +55,15 @@ class CallPlan:
         retry: RetryConfig,
         timeouts: TimeoutConfig,
         allowance: RetryAllowance | None,
-        pinned: str | None,
-        preferred: tuple[str, ...],
+        pinned: str | None = None,
+        **how: Any,
     ) -> CallPlan:
         """Settle a call's total time and its purse of retries.
 
         `timeout_s` is what the caller named, if anything; else each attempt gets the capability's own time, all of
         them `TimeoutConfig.total_s` at the most, and a longer capability one attempt. Never more than `left_s`,
-        which whoever called the caller has left. `allowance`: the purse of that call; None for a root.
+        which whoever called the caller has left. `allowance`: the purse of that call; None for a root. `how`: other
+        fields of the plan, as they are.
         """
         meant = next((c for c in candidates if c.agent_id == pinned), candidates[0])
         attempt_s = timeouts.of(meant.capability.timeout)
@@ -75,18 +83,23 @@ class CallPlan:
             explicit_timeout=timeout_s is not None,
             own_purse=own_purse,
             pinned=pinned,
-            preferred=preferred,
+            tier=timeouts.tier_of(meant.capability.timeout),
+            **how,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send attempt `number` (1-based) to `candidate`, give it `timeout_s` seconds and `retry_allowance` retries."""
+    """Send attempt `number` (1-based) to `candidate`, give it `timeout_s` seconds and `retry_allowance` retries.
+
+    `hedge_after_s`: if it is still under way after so many seconds, ask what next: maybe a second copy.
+    """
 
     candidate: Candidate
     number: int
     timeout_s: float
     retry_allowance: int
+    hedge_after_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +108,13 @@ class Wait:
 
     seconds: float
     until_place: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Await:
+    """Nothing to begin while attempts are under way; ask again when one of them ended, or in `seconds`."""
+
+    seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,4 +132,4 @@ class Raise:
     error: ReachError
 
 
-Step: TypeAlias = Send | Wait | Return | Raise
+Step: TypeAlias = Send | Await | Wait | Return | Raise

@@ -9,8 +9,11 @@ import pytest
 from agent_reach.routing import ejection
 from agent_reach.routing.breaker import Verdict
 from agent_reach.routing.instance import Candidate
+from agent_reach.routing.scoring import Rivals
 from agent_reach.routing.selection import pick
 from tests.routing.world import CAPABILITY, World, agent
+
+NOBODY = Rivals(0.03, 1.0)
 
 
 def anyone(_candidate: Candidate) -> bool:
@@ -31,30 +34,31 @@ def test_cost_is_latency_times_calls_in_flight_over_weight() -> None:
     (candidate,) = candidates(world)
     candidate.latency.observe(0.4, 100.0)
     candidate.instance.in_flight = 2
-    score = world.scorer.score(candidate, 100.0)
+    score = world.scorer.score(candidate, 100.0, NOBODY)
     assert score.cost == pytest.approx(0.4 * 3 / 2)
     assert str(score) == "cost 0.6000 = latency 400.0 ms x (2 in flight + 1) / weight 2"
-    assert "warming up (10%)" in str(world.scorer.score(candidate, 0.0))
+    assert "warming up (10%)" in str(world.scorer.score(candidate, 0.0, NOBODY))
 
 
 def test_a_new_instance_warms_up_over_ten_seconds() -> None:
     world = World(agent("a"))
     (candidate,) = candidates(world)
-    assert world.scorer.score(candidate, 0.0).warm == 0.1
-    assert world.scorer.score(candidate, 5.0).warm == 0.5
-    assert world.scorer.score(candidate, 10.0).warm == 1.0
+    assert world.scorer.warm(candidate, 0.0) == 0.1
+    assert world.scorer.warm(candidate, 5.0) == 0.5
+    assert world.scorer.warm(candidate, 10.0) == 1.0
 
 
 def test_an_instance_without_history_is_taken_for_as_fast_as_its_rival() -> None:
     world = World(agent("a"), agent("b"))
     known, unknown = candidates(world)
     known.latency.observe(3.0, 100.0)
-    assert world.scorer.assumed_s((known, unknown), 100.0) == 3.0
-    assert world.scorer.score(unknown, 100.0, 3.0).latency_s == 3.0
-    assert not world.scorer.score(unknown, 100.0).known
+    rivals = world.scorer.rivals((known, unknown), 100.0)
+    assert rivals.latency_s == 3.0
+    assert world.scorer.score(unknown, 100.0, rivals).latency_s == 3.0
+    assert not world.scorer.score(unknown, 100.0, rivals).known
     # What a failure was booked as is nobody's latency.
     known.latency.observe(5.0, 100.0, failed=True)
-    assert world.scorer.assumed_s((known, unknown), 100.0) == world.config.scoring.seed_latency_s
+    assert world.scorer.rivals((known, unknown), 100.0).latency_s == world.config.scoring.seed_latency_s
 
 
 def test_a_newcomer_gets_a_growing_share_of_the_calls_and_not_none_until_it_is_warm() -> None:

@@ -29,7 +29,7 @@ from agent_reach.routing.budget import RetryAllowance
 from agent_reach.routing.index import Remove, Upsert
 from agent_reach.routing.outcomes import Cancelled, LostAnswer, Outcome, Rejected, Succeeded, Unreadable, Unsent
 from agent_reach.routing.session import CallSession
-from agent_reach.routing.steps import CallPlan, Raise, Return, Send, Wait
+from agent_reach.routing.steps import Await, CallPlan, Raise, Return, Send, Wait
 from tests.routing.world import CAPABILITY, World, agent, ok, rejected
 
 REFUSED = Unsent("connect", "connection refused")
@@ -598,11 +598,11 @@ def test_whatever_happens_a_call_keeps_its_promises(
     assert world.in_flight() == 0
 
 
-def test_a_second_permit_is_refused() -> None:
-    session = World(agent("a")).session()
+def test_while_an_attempt_is_under_way_no_second_one_begins() -> None:
+    session = World(agent("a"), agent("b")).session()
     sent(session, 0.0)
-    with pytest.raises(RuntimeError, match="record"):
-        session.next(0.0)
+    assert session.next(0.0) == Await()
+    assert session.next(1000.0) == Await()
     session.record(ok("a"), 0.0)
     with pytest.raises(RuntimeError, match="under way"):
         session.record(ok("a"), 0.0)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent_reach.routing.stats import PeakEwma, SuccessWindow
+from agent_reach.routing.stats import PeakEwma, SlidingPair
 
 
 def test_a_peak_counts_at_once_and_a_lower_sample_pulls_down_slowly() -> None:
@@ -30,17 +30,17 @@ def test_a_clock_that_steps_back_does_no_harm() -> None:
 
 
 def test_the_window_forgets_what_is_older_than_itself() -> None:
-    window = SuccessWindow(10.0)
+    window = SlidingPair(10.0)
     for second in range(20):
-        window.record(success=second < 10, now=float(second))
+        window.count(first=second < 10, now=float(second))
     assert window.counts(19.0) == (0, 10)
     assert window.counts(24.5) == (0, 5)
     assert window.counts(1000.0) == (0, 0)
 
 
 def test_the_window_starts_empty_at_any_time_of_the_clock() -> None:
-    window = SuccessWindow(10.0)
+    window = SlidingPair(10.0)
     assert window.counts(1e6) == (0, 0)
-    window.record(success=True, now=1e6)
-    window.record(success=False, now=1e6 + 3)
+    window.count(first=True, now=1e6)
+    window.count(first=False, now=1e6 + 3)
     assert window.counts(1e6 + 3) == (1, 1)
