@@ -12,12 +12,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from agent_reach.client import ReachClient
     from agent_reach.config import (
+        AffinityConfig,
         BreakerConfig,
         BulkheadConfig,
         EjectionConfig,
+        HedgeConfig,
+        LimitConfig,
+        LocalityConfig,
+        Policy,
         ReachConfig,
         RegistryConfig,
         RetryConfig,
+        ScoreWeights,
         ScoringConfig,
         ServingConfig,
         TimeoutConfig,
@@ -50,13 +56,15 @@ if TYPE_CHECKING:
     from agent_reach.model import AgentInfo, CapabilityInfo
     from agent_reach.ports import Clock, Dialer, Observer, Registry
     from agent_reach.registry.memory import MemoryRegistry
-    from agent_reach.reply import ClientState, Reply
+    from agent_reach.reply import ClientState, Outcome, Reply
+    from agent_reach.routing.decisions import Decision
     from agent_reach.routing.explain import Explanation, Risk, Route
     from agent_reach.sync import SyncReachClient
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AffinityConfig",
     "AgentIdInUse",
     "AgentInfo",
     "AgentNotFound",
@@ -71,19 +79,25 @@ __all__ = [
     "ConfigError",
     "ContextLost",
     "DeadlineExceeded",
+    "Decision",
     "Dialer",
     "EjectionConfig",
     "Explanation",
     "Forbidden",
+    "HedgeConfig",
     "HopLimitExceeded",
     "HttpxDialer",
     "InvalidPayload",
     "InvalidReply",
+    "LimitConfig",
+    "LocalityConfig",
     "MemoryRegistry",
     "NoHealthyAgent",
     "Observer",
+    "Outcome",
     "OutcomeUnknown",
     "Overloaded",
+    "Policy",
     "ProtocolError",
     "ReachClient",
     "ReachConfig",
@@ -97,6 +111,7 @@ __all__ = [
     "Risk",
     "Route",
     "SchemaConflict",
+    "ScoreWeights",
     "ScoringConfig",
     "ServingConfig",
     "SyncReachClient",
@@ -109,6 +124,7 @@ __all__ = [
 
 # Where each name lives.
 _HOMES = {
+    "AffinityConfig": "config",
     "AgentIdInUse": "errors",
     "AgentInfo": "model",
     "AgentNotFound": "errors",
@@ -123,19 +139,25 @@ _HOMES = {
     "ConfigError": "errors",
     "ContextLost": "errors",
     "DeadlineExceeded": "errors",
+    "Decision": "routing.decisions",
     "Dialer": "ports",
     "EjectionConfig": "config",
     "Explanation": "routing.explain",
     "Forbidden": "errors",
+    "HedgeConfig": "config",
     "HopLimitExceeded": "errors",
     "HttpxDialer": "dialing.httpx_dialer",
     "InvalidPayload": "errors",
     "InvalidReply": "errors",
+    "LimitConfig": "config",
+    "LocalityConfig": "config",
     "MemoryRegistry": "registry.memory",
     "NoHealthyAgent": "errors",
     "Observer": "ports",
+    "Outcome": "reply",
     "OutcomeUnknown": "errors",
     "Overloaded": "errors",
+    "Policy": "config",
     "ProtocolError": "errors",
     "ReachClient": "client",
     "ReachConfig": "config",
@@ -149,6 +171,7 @@ _HOMES = {
     "Risk": "routing.explain",
     "Route": "routing.explain",
     "SchemaConflict": "errors",
+    "ScoreWeights": "config",
     "ScoringConfig": "config",
     "ServingConfig": "config",
     "SyncReachClient": "sync",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import math
 import secrets
@@ -30,11 +31,11 @@ from agent_reach.knowledge import Knowledge
 from agent_reach.model import problems_of
 from agent_reach.options import CallOptions, adapter_of
 from agent_reach.places import Places
-from agent_reach.reply import Reply
+from agent_reach.reply import Outcome, Reply
 from agent_reach.routing import outcomes
+from agent_reach.routing.choosing import distinct
 from agent_reach.routing.explain import Route
 from agent_reach.routing.names import check_capability
-from agent_reach.routing.outcomes import Outcome
 from agent_reach.routing.session import CallSession
 from agent_reach.routing.steps import Await, CallPlan, Raise, Return, Send, Wait
 from agent_reach.runtime import Runtime
@@ -74,26 +75,8 @@ class Caller:
                 capability=name,
                 request_id=call.request_id,
             )
-            found = self._knowledge.offered(name, pinned=options.agent_id, request_id=call.request_id)
-            parent = _caller()
-            plan = CallPlan.of(
-                name,
-                call.request_id,
-                found.candidates,
-                started=started,
-                timeout_s=options.timeout,
-                left_s=left_s,
-                retry=options.retry or self._config.retry,
-                timeouts=self._config.timeouts,
-                allowance=None if parent is None else parent.retry_allowance,
-                pinned=options.agent_id,
-                preferred=() if route is None else tuple(view.agent_id for view in route.candidates),
-                strategy=options.strategy or self._config.strategy,
-                hedge=options.hedge or self._config.hedge,
-                context_id=call.context_id,
-                require_context=options.require_context,
-                trip_after=options.trip_after,
-            )
+            preferred = () if route is None else tuple(view.agent_id for view in route.candidates)
+            plan = self._plan(call, options, started, left_s, preferred)
             session = CallSession(plan, self._knowledge.router)
             reply = await self._run(session, call, started, pinned=options.agent_id)
             if options.response_model is not None:
@@ -110,6 +93,32 @@ class Caller:
             raise
         finally:
             self._call_ended(call, session, started, outcome)
+
+    async def fan_out(self, capability: str, payload: Any, n: int, options: CallOptions) -> list[Outcome[Any]]:
+        """Carry out one call to each of several instances, as `ReachClient.fan_out` promises."""
+        if not isinstance(n, int) or isinstance(n, bool) or n < 1:
+            raise ConfigError(f"n={n!r} must be a whole number >= 1: how many instances to ask")
+        name = check_capability(capability)
+        call = self._outgoing(name, options)
+        self._encode(payload, call)
+        left_s = self._time_left(call)
+        await self._knowledge.discover(
+            left_s if options.timeout is None else min(left_s, options.timeout),
+            capability=name,
+            request_id=call.request_id,
+        )
+        now = self._clock.now()
+        plan = self._plan(call, options, now, left_s, ())
+
+        async def ask(agent_id: str) -> Outcome[Any]:
+            try:
+                return Outcome(agent_id, reply=await self.call(name, payload, replace(options, agent_id=agent_id)))
+            except ReachError as error:
+                return Outcome(agent_id, error=error)
+
+        async with asyncio.TaskGroup() as group:
+            asked = [group.create_task(ask(one)) for one in distinct(plan, self._knowledge.router, n, now)]
+        return [task.result() for task in asked]
 
     async def _run(
         self, session: CallSession, call: OutgoingCall, started: float, *, pinned: str | None
@@ -170,7 +179,7 @@ class Caller:
                 case _:
                     assert_never(step)
 
-    async def _attempt(self, send: Send, call: OutgoingCall) -> Outcome:
+    async def _attempt(self, send: Send, call: OutgoingCall) -> outcomes.Outcome:
         request = call.attempt(
             send,
             wall=self._clock.wall(),
@@ -187,6 +196,31 @@ class Caller:
         )
 
     # --- setting a call up -----------------------------------------------------------------------------------
+
+    def _plan(
+        self, call: OutgoingCall, options: CallOptions, started: float, left_s: float, preferred: tuple[str, ...]
+    ) -> CallPlan:
+        """Settle what the session needs to know; raise as `Knowledge.offered` if nobody offers it."""
+        name, parent = call.target_capability, _caller()
+        found = self._knowledge.offered(name, pinned=options.agent_id, request_id=call.request_id)
+        return CallPlan.of(
+            name,
+            call.request_id,
+            found.candidates,
+            started=started,
+            timeout_s=options.timeout,
+            left_s=left_s,
+            retry=options.retry or self._config.retry,
+            timeouts=self._config.timeouts,
+            allowance=None if parent is None else parent.retry_allowance,
+            pinned=options.agent_id,
+            preferred=preferred,
+            strategy=options.strategy or self._config.strategy,
+            hedge=options.hedge or self._config.hedge,
+            context_id=call.context_id,
+            require_context=options.require_context,
+            trip_after=options.trip_after,
+        )
 
     def _outgoing(self, capability: str, options: CallOptions) -> OutgoingCall:
         parent = _caller()

@@ -6,16 +6,14 @@ import asyncio
 import logging
 import os
 import random
-import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AsyncExitStack
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack, overload
+from typing import Self
 
-from pydantic import BaseModel
-
+from agent_reach.asking import Asking
 from agent_reach.calling import Caller
-from agent_reach.config import HedgeConfig, Policy, ReachConfig, RetryConfig, Strategy
+from agent_reach.config import ReachConfig
 from agent_reach.dialing.httpx_dialer import HttpxDialer
 from agent_reach.dialing.local import LocalDialer
 from agent_reach.errors import ClientNotOpen, ConfigError, ReachError
@@ -25,15 +23,11 @@ from agent_reach.handlers import default_name, specs_of
 from agent_reach.home import Home, end_of_program
 from agent_reach.identity import identify
 from agent_reach.knowledge import Knowledge
-from agent_reach.model import AgentInfo
 from agent_reach.observability.logs import LogObserver
-from agent_reach.options import CallKeywords, CallOptions
 from agent_reach.ports import Clock, Dialer, Observer, Registry, SystemClock
 from agent_reach.registry.memory import MemoryRegistry
 from agent_reach.registry.urls import open_registry
-from agent_reach.reply import ClientState, Reply
-from agent_reach.routing.explain import Explanation, Route
-from agent_reach.routing.names import check_capability
+from agent_reach.reply import ClientState
 from agent_reach.runtime import Runtime
 from agent_reach.served import ServedAgent
 from agent_reach.serving.asgi import ReachApp
@@ -42,10 +36,8 @@ __all__ = ["ReachClient"]
 
 _log = logging.getLogger("agent_reach.calls")
 
-T = TypeVar("T")
 
-
-class ReachClient:
+class ReachClient(Asking):
     """One agent's way to the others: finds them in the registry, calls them, and serves its own handlers.
 
     Use it as `async with ReachClient(...) as reach`. `agent_id` names this instance (default: `name` and eight
@@ -251,113 +243,6 @@ class ReachClient:
             asyncio.run(main())
         except ReachError as error:
             raise SystemExit(f"{type(error).__name__}: {error}") from None
-
-    # --- calling -------------------------------------------------------------------------------------------
-
-    @overload
-    async def call(
-        self,
-        capability: str | Route,
-        payload: Mapping[str, Any] | BaseModel | None = None,
-        *,
-        response_model: type[T],
-        **keywords: Unpack[CallKeywords],
-    ) -> Reply[T]: ...
-
-    @overload
-    async def call(
-        self,
-        capability: str | Route,
-        payload: Mapping[str, Any] | BaseModel | None = None,
-        *,
-        response_model: Any = None,
-        **keywords: Unpack[CallKeywords],
-    ) -> Reply[Any]: ...
-
-    async def call(
-        self,
-        capability: str | Route,
-        payload: Mapping[str, Any] | BaseModel | None = None,
-        *,
-        timeout: float | None = None,
-        agent_id: str | None = None,
-        context_id: str | None = None,
-        require_context: bool = False,
-        idempotency_key: str | None = None,
-        policy: Policy | None = None,
-        strategy: Strategy | None = None,
-        retry: RetryConfig | None = None,
-        hedge: HedgeConfig | None = None,
-        fallback: Callable[[ReachError], Any] | None = None,
-        response_model: Any = None,
-        metadata: Mapping[str, str] | None = None,
-    ) -> Reply[Any]:
-        """Send one request and return its answer, whatever it takes within `timeout` seconds in all.
-
-        `capability` is a name, or a `Route` from `resolve`, whose ranking is then followed. `payload` is an
-        object: a dict or a pydantic model. `agent_id` pins one instance. Without `timeout` a call gets its
-        capability's own time for each attempt, at most 30 s in all; a nested call never gets more than its caller
-        has left. It is repeated only where that is safe: the capability is idempotent, or nothing was executed.
-        `idempotency_key` lets an instance recognise a repeat of yours. Calls with the same `context_id` go to the
-        instance that answered the first of them while it is there; with `require_context` to no other. `policy` is
-        a bundle for a kind of call (`Policy.TOOL`), and `strategy`, `retry` and `hedge` go before what it or the
-        settings say: how an instance is chosen, how often the call is repeated, and whether an idempotent one gets
-        a second copy elsewhere when the first is slow. `response_model` checks and types `data`.
-        `fallback`, sync or async, is given the error when all else failed, and its result becomes the reply; it
-        isn't asked about the caller's own mistakes (ConfigError, ClientNotOpen, InvalidPayload).
-
-        Raises a `ReachError`: AgentNotFound, NoHealthyAgent, Overloaded, DeadlineExceeded, RemoteError,
-        OutcomeUnknown, ContextLost, InvalidPayload, InvalidReply, RegistryUnavailable and the rest of the tree.
-        """
-        self._require_open()
-        options = CallOptions(
-            timeout=timeout,
-            agent_id=agent_id,
-            context_id=context_id,
-            require_context=require_context,
-            idempotency_key=idempotency_key,
-            policy=policy,
-            strategy=strategy,
-            retry=retry,
-            hedge=hedge,
-            fallback=fallback,
-            response_model=response_model,
-            metadata=metadata,
-        )
-        return await self._caller.call(capability, payload, options)
-
-    # --- looking -------------------------------------------------------------------------------------------
-
-    async def resolve(self, capability: str) -> Route:
-        """Return the ranked candidates, what was excluded and why, and the risk. A Route can be given to `call`.
-
-        Raises AgentNotFound with near names, or RegistryUnavailable while nothing is known.
-        """
-        self._require_open()
-        name = check_capability(capability)
-        request_id = secrets.token_hex(16)
-        await self._knowledge.discover(self._config.timeouts.discovery_s, capability=name, request_id=request_id)
-        self._knowledge.offered(name, pinned=None, request_id=request_id)
-        return self._knowledge.explain(name)
-
-    def explain(self, capability: str) -> Explanation:
-        """Return what a call would see now, scores part by part; `print` it. Empty if nobody offers it."""
-        self._require_open()
-        return self._knowledge.explain(check_capability(capability))
-
-    def agents(self, capability: str | None = None) -> tuple[AgentInfo, ...]:
-        """Return the instances known now: all, or those that answer for one capability."""
-        self._require_open()
-        return self._knowledge.agents(None if capability is None else check_capability(capability))
-
-    async def wait_for(self, capability: str, timeout: float = 30.0) -> tuple[AgentInfo, ...]:
-        """Return the instances of `capability` as soon as there is one.
-
-        Raises AgentNotFound (or RegistryUnavailable, Unauthorized or Forbidden, while nothing is known) after
-        `timeout` seconds.
-        """
-        self._require_open()
-        return await self._knowledge.wait_for(check_capability(capability), timeout)
 
     @property
     def state(self) -> ClientState:

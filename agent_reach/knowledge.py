@@ -29,7 +29,7 @@ class Knowledge:
         self._address = ""
         self._watcher: Watcher | None = None
         self._changed = Signal()
-        self.router = Router(runtime.config, runtime.rng, zone=zone)
+        self.router = Router(runtime.config, runtime.rng, zone=zone, age_s=lambda: self.age_s)
         self.index = self.router.index
 
     @property
@@ -146,13 +146,12 @@ class Knowledge:
             return tuple(instance.info for instance in self.index.instances.values())
         return tuple(c.instance.info for c in self.index.lookup(capability).candidates)
 
-    def explain(self, capability: str) -> Route:
-        """What a call would see now."""
+    def explain(self, capability: str, context_id: str | None = None) -> Route:
+        """What a call would see now; with `context_id`, a call of that conversation."""
         return explain(
             capability,
-            self.index.lookup(capability),
-            config=self._runtime.config,
-            scorer=self.router.scorer,
+            self.router,
+            context_id=context_id,
             now=self._runtime.clock.now(),
             stale=self.stale,
             age_s=self.age_s,

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 from agent_reach.errors import Attempt, ReachError
 
-__all__ = ["ClientState", "Reply"]
+__all__ = ["ClientState", "Outcome", "Reply"]
 
 T = TypeVar("T")
 
@@ -29,6 +29,20 @@ class Reply(Generic[T]):
     deprecated: bool = False
     stale: bool = False
     from_fallback: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome(Generic[T]):
+    """How one instance did in a `fan_out`: a reply or an error, never both."""
+
+    agent_id: str
+    reply: Reply[T] | None = None
+    error: ReachError | None = None
+
+    @property
+    def ok(self) -> bool:
+        """True if it answered."""
+        return self.reply is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,10 +15,12 @@ from typing import Any, Self, TypeVar, Unpack, overload
 from pydantic import BaseModel
 
 from agent_reach.client import ReachClient
+from agent_reach.config import RetryConfig, Strategy
 from agent_reach.errors import ClientNotOpen, ReachError
 from agent_reach.model import AgentInfo
 from agent_reach.options import CallKeywords
-from agent_reach.reply import ClientState, Reply
+from agent_reach.reply import ClientState, Outcome, Reply
+from agent_reach.routing.decisions import Decision
 from agent_reach.routing.explain import Explanation, Route
 
 __all__ = ["SyncReachClient"]
@@ -127,9 +129,39 @@ class SyncReachClient:
         """Send one request and wait for its answer; see `ReachClient.call`."""
         return self._wait(lambda: self._client.call(capability, payload, response_model=response_model, **keywords))
 
-    def resolve(self, capability: str) -> Route:
+    def fan_out(
+        self,
+        capability: str,
+        payload: Mapping[str, Any] | BaseModel | None = None,
+        n: int = 3,
+        *,
+        timeout: float | None = None,
+        strategy: Strategy | None = None,
+        retry: RetryConfig | None = None,
+        response_model: Any = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> list[Outcome[Any]]:
+        """Ask `n` different instances at once; see `ReachClient.fan_out`."""
+        return self._wait(
+            lambda: self._client.fan_out(
+                capability,
+                payload,
+                n,
+                timeout=timeout,
+                strategy=strategy,
+                retry=retry,
+                response_model=response_model,
+                metadata=metadata,
+            )
+        )
+
+    def resolve(self, capability: str, *, context_id: str | None = None) -> Route:
         """Return the ranked candidates; see `ReachClient.resolve`."""
-        return self._wait(lambda: self._client.resolve(capability))
+        return self._wait(lambda: self._client.resolve(capability, context_id=context_id))
+
+    def decisions(self, capability: str | None = None) -> tuple[Decision, ...]:
+        """Return the latest decisions; see `ReachClient.decisions`."""
+        return self._ask(lambda: self._client.decisions(capability))
 
     def explain(self, capability: str) -> Explanation:
         """Return what a call would see now; see `ReachClient.explain`."""

@@ -16,7 +16,7 @@ from cachetools import LRUCache
 
 from agent_reach.routing.instance import Candidate
 
-__all__ = ["Contexts", "owner_by_hash"]
+__all__ = ["Contexts", "owner_by_hash", "owner_of"]
 
 Owner: TypeAlias = tuple[str, str]
 """Agent id and incarnation: a restarted process holds no conversation any more."""

@@ -11,13 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agent_reach.routing import ejection
-from agent_reach.routing.affinity import owner_by_hash, owner_of
 from agent_reach.routing.instance import Candidate
 from agent_reach.routing.router import Router
 from agent_reach.routing.selection import in_turn, pick, weighted
 from agent_reach.routing.steps import CallPlan
 
-__all__ = ["Choice", "Chooser"]
+__all__ = ["Choice", "Chooser", "distinct"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +73,7 @@ class Chooser:
         context_id = self._plan.context_id
         if context_id is None or not candidates:
             return
-        remembered = self._router.contexts.owner(self._plan.capability, context_id)
-        if remembered is not None:
-            if any(owner_of(candidate) == remembered for candidate in candidates):
-                self.owner = remembered[0]
-                return
-            self.context_lost = remembered[0]
-        self.owner = owner_by_hash(context_id, candidates).agent_id
+        self.owner, self.context_lost = self._router.owner(self._plan.capability, context_id, candidates)
 
     def answered(self, candidate: Candidate) -> None:
         """Remember who holds the conversation from now on: who answered, unless its owner was only passed over."""
@@ -154,7 +147,7 @@ class Chooser:
         """How many times as many calls as it runs at once it would have with one more; 1 while none would wait."""
         instance = candidate.instance
         slots = candidate.slots or self._router.config.locality.assumed_slots
-        return max(1.0, (instance.in_flight + instance.others(now) + 1) / slots)
+        return max(1.0, (instance.in_flight + candidate.learnt.others(now) + 1) / slots)
 
     def _by_strategy(self, candidates: Sequence[Candidate], usable: _Usable, now: float) -> Candidate | None:
         router = self._router
@@ -164,6 +157,19 @@ class Chooser:
         if self._plan.strategy == "weighted_random":
             return weighted(candidates, usable, router.scorer, now, router.rng)
         return pick(candidates, usable, router.scorer, now, router.rng, router.config.scoring.choices)
+
+
+def distinct(plan: CallPlan, router: Router, count: int, now: float) -> list[str]:
+    """Return the ids of `count` different instances, the better ones first; those that are out only fill up."""
+    chooser, candidates = Chooser(plan, router), router.lookup(plan.capability).candidates
+    chosen: list[str] = []
+    while len(chosen) < min(count, len(candidates)):
+        choice = chooser.choose_untried(candidates, now)
+        if choice is None:
+            left = [c.agent_id for c in candidates if c.agent_id not in chosen]
+            return chosen + left[: count - len(chosen)]
+        chosen.append(choice.candidate.agent_id)
+    return chosen
 
 
 class _Usable:

@@ -148,7 +148,7 @@ def _look(candidate: Candidate, now: float) -> tuple[Any, ...]:
         latency.observed_at,
         learnt.age_s(now),
         instance.in_flight,
-        instance.others(now),
+        learnt.others(now),
         info.weight,
         learnt.busy_until,
         instance.avoid_until,

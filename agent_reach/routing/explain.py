@@ -5,11 +5,10 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from agent_reach.config import ReachConfig
 from agent_reach.model import LoadReport
 from agent_reach.routing import ejection
-from agent_reach.routing.index import Lookup
 from agent_reach.routing.instance import Candidate
+from agent_reach.routing.router import Router
 from agent_reach.routing.scoring import Rivals, Score, Scorer
 
 __all__ = ["CandidateView", "Excluded", "Explanation", "Risk", "Route", "explain"]
@@ -95,22 +94,38 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class Route(Explanation):
-    """An explanation that may be given to `call`: its candidates are then tried first, in this order."""
+    """An explanation that may be given to `call`: its candidates are then tried first, in this order.
+
+    `owner`: the agent that a conversation belongs to, if one was named; `context_lost`: the one that held it, if it
+    is gone. The owner comes first, if it can be used.
+    """
+
+    owner: str | None = None
+    context_lost: str | None = None
+
+    def __str__(self) -> str:
+        text = Explanation.__str__(self)
+        if self.context_lost is not None:
+            text += f"\n  conversation lost: {self.context_lost} held it and is gone; {self.owner} takes it over"
+        elif self.owner is not None:
+            text += f"\n  conversation held by {self.owner}"
+        return text
 
 
 def explain(
     capability: str,
-    found: Lookup,
+    router: Router,
     *,
-    config: ReachConfig,
-    scorer: Scorer,
+    context_id: str | None = None,
     now: float,
     stale: bool,
     age_s: float | None,
 ) -> Route:
     """Rank the candidates as a call at `now` would see them. Reads only."""
+    found, scorer = router.lookup(capability), router.scorer
     candidates = found.candidates
-    panic = bool(candidates) and ejection.panics(candidates, now, config.ejection)
+    owner, lost = router.owner(capability, context_id, candidates) if context_id is not None else (None, None)
+    panic = bool(candidates) and ejection.panics(candidates, now, router.config.ejection)
     usable: list[CandidateView] = []
     excluded: list[Excluded] = []
     rivals = scorer.rivals(candidates, now)
@@ -120,7 +135,7 @@ def explain(
             usable.append(_view(candidate, now, rivals, scorer))
         else:
             excluded.append(gone)
-    usable.sort(key=lambda view: (view.avoided, view.score.cost))
+    usable.sort(key=lambda view: (view.agent_id != owner, view.avoided, view.score.cost))
     return Route(
         capability,
         tuple(usable),
@@ -130,6 +145,8 @@ def explain(
         panic,
         stale,
         age_s,
+        owner,
+        lost,
     )
 
 
@@ -144,7 +161,7 @@ def _view(candidate: Candidate, now: float, rivals: Rivals, scorer: Scorer) -> C
         instance.breaker.state.value,
         instance.breaker.counts(now),
         instance.avoid_until > now,
-        instance.load,
+        candidate.learnt.load,
     )
 
 

@@ -22,10 +22,22 @@ class Learnt:
     30 ms and write a report in a minute, and be full of reports while look-ups are idle.
 
     `in_flight` counts this client's calls; `busy_until` is when it may be asked again after it said that it is
-    overloaded; `limit`, if there is one, is how many calls it has been seen to bear.
+    overloaded; `load` is what it said last of its own load; `limit`, if there is one, is how many calls it has been
+    seen to bear.
     """
 
-    __slots__ = ("_began_sum", "busy_until", "in_flight", "latency", "limit", "success")
+    __slots__ = (
+        "_began_sum",
+        "_load_at",
+        "_others",
+        "_report_decay_s",
+        "busy_until",
+        "in_flight",
+        "latency",
+        "limit",
+        "load",
+        "success",
+    )
 
     def __init__(self, config: ReachConfig) -> None:
         self.latency = PeakEwma(config.scoring.decay_s)
@@ -34,6 +46,10 @@ class Learnt:
         self.in_flight = 0
         self._began_sum = 0.0
         self.busy_until = 0.0
+        self.load: LoadReport | None = None
+        self._others = 0
+        self._load_at = 0.0
+        self._report_decay_s = config.scoring.report_decay_s
 
     def begin(self, now: float) -> None:
         """A call of ours went there."""
@@ -54,39 +70,6 @@ class Learnt:
         """
         return now - self._began_sum / self.in_flight if self.in_flight else 0.0
 
-
-class Instance:
-    """An agent process. `in_flight` counts this client's calls to it.
-
-    `avoid_until`: until then others are preferred, for it said that it drains, or another answered at its address.
-    `load` is what it said last of its own load.
-    """
-
-    __slots__ = (
-        "_config",
-        "_learnt",
-        "_load_at",
-        "_others",
-        "avoid_until",
-        "breaker",
-        "in_flight",
-        "info",
-        "load",
-        "warm_from",
-    )
-
-    def __init__(self, info: AgentInfo, config: ReachConfig, now: float) -> None:
-        self._config = config
-        self._learnt: dict[str, Learnt] = {}
-        self.info = info
-        self.breaker = Breaker(config.breaker)
-        self.in_flight = 0
-        self.load: LoadReport | None = None
-        self._others = 0
-        self._load_at = 0.0
-        self.avoid_until = 0.0
-        self.warm_from = now
-
     def report(self, load: LoadReport | None, now: float) -> None:
         """Take in what it says of its load. What isn't ours there is its other callers'."""
         if load is not None:
@@ -98,8 +81,34 @@ class Instance:
         """How many calls of other callers it probably has now; what it said fades."""
         if not self._others:
             return 0.0
-        decay_s = self._config.scoring.report_decay_s
+        decay_s = self._report_decay_s
         return self._others * math.exp((self._load_at - now) / decay_s) if decay_s else 0.0
+
+
+class Instance:
+    """An agent process. `in_flight` counts this client's calls to it.
+
+    `avoid_until`: until then others are preferred, for it said that it drains, or another answered at its address.
+    """
+
+    __slots__ = (
+        "_config",
+        "_learnt",
+        "avoid_until",
+        "breaker",
+        "in_flight",
+        "info",
+        "warm_from",
+    )
+
+    def __init__(self, info: AgentInfo, config: ReachConfig, now: float) -> None:
+        self._config = config
+        self._learnt: dict[str, Learnt] = {}
+        self.info = info
+        self.breaker = Breaker(config.breaker)
+        self.in_flight = 0
+        self.avoid_until = 0.0
+        self.warm_from = now
 
     @property
     def limit(self) -> int:

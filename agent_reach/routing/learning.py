@@ -90,11 +90,11 @@ def _hear(flight: InFlight, outcome: Outcome, now: float) -> None:
     match outcome:
         case Succeeded():
             state = outcome.reply.state
-            instance.report(outcome.reply.load, now)
+            learnt.report(outcome.reply.load, now)
             learnt.busy_until = 0.0
         case Rejected():
             state = outcome.state
-            instance.report(outcome.load, now)
+            learnt.report(outcome.load, now)
             if outcome.retry_after_s is not None:
                 learnt.busy_until = now + min(outcome.retry_after_s, _LONGEST_BUSY_S)
         case _:

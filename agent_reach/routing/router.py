@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 
 from agent_reach.config import ReachConfig
-from agent_reach.routing.affinity import Contexts
+from agent_reach.routing.affinity import Contexts, owner_by_hash, owner_of
 from agent_reach.routing.budget import RetryBudget
 from agent_reach.routing.decisions import DecisionLog
 from agent_reach.routing.index import Index, Lookup
@@ -68,6 +68,18 @@ class Router:
     def lookup(self, capability: str) -> Lookup:
         """Return who answers for a capability now."""
         return self.index.lookup(capability)
+
+    def owner(
+        self, capability: str, context_id: str, candidates: Sequence[Candidate]
+    ) -> tuple[str | None, str | None]:
+        """Return the agent that a conversation belongs to, and the one that held it so far if that is gone."""
+        if not candidates:
+            return None, None
+        remembered = self.contexts.owner(capability, context_id)
+        if remembered is not None and any(owner_of(candidate) == remembered for candidate in candidates):
+            return remembered[0], None
+        lost = None if remembered is None else remembered[0]
+        return owner_by_hash(context_id, candidates).agent_id, lost
 
     def shared(self, capability: str) -> Shared:
         """Return what the calls of a capability share."""

@@ -119,7 +119,7 @@ class PeakEwmaScorer:
         """Return an estimate of seconds until an answer."""
         instance = candidate.instance
         # Of all calls to the instance: whatever keeps it busy, it has less time for this one.
-        waiting = instance.in_flight + instance.others(now) + 1
+        waiting = instance.in_flight + candidate.learnt.others(now) + 1
         return self._latency_s(candidate, now, rivals) * waiting / instance.info.weight
 
     def score(self, candidate: Candidate, now: float, rivals: Rivals) -> Score:
@@ -175,7 +175,7 @@ class WeightedScorer:
     def _parts(self, candidate: Candidate, now: float, rivals: Rivals) -> tuple[tuple[str, float, float], ...]:
         shares, instance = self._shares, candidate.instance
         latency_s = self._latencies._latency_s(candidate, now, rivals)
-        taken = (instance.in_flight + instance.others(now)) / (candidate.slots or instance.limit)
+        taken = (instance.in_flight + candidate.learnt.others(now)) / (candidate.slots or instance.limit)
         parts = (
             ("success", candidate.learnt.success.at(now), shares.success),
             ("latency", min(1.0, rivals.latency_s / latency_s) if latency_s > 0 else 1.0, shares.latency),
@@ -206,7 +206,7 @@ def _score(
         cost,
         latency_s,
         instance.in_flight,
-        instance.others(now),
+        learnt.others(now),
         instance.info.weight,
         scorer.warm(candidate, now),
         learnt.latency.samples > 0,

@@ -84,7 +84,8 @@ class AgentReach:
             retry=config.retry,
             timeouts=config.timeouts,
             allowance=request.allowance,
-            pinned=None,
-            preferred=(),
+            strategy=config.strategy,
+            hedge=config.hedge,
+            context_id=request.context_id,
         )
         return CallSession(plan, self.router)
