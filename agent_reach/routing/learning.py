@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from agent_reach.routing import ejection, outcomes
 from agent_reach.routing.breaker import BreakerPermit, BreakerState, Transition, Verdict
 from agent_reach.routing.instance import Instance
-from agent_reach.routing.outcomes import Cancelled, Outcome, Rejected, Succeeded
+from agent_reach.routing.outcomes import Cancelled, LostAnswer, Outcome, Rejected, Succeeded
 from agent_reach.routing.router import Router
 from agent_reach.routing.steps import CallPlan, Send
 
@@ -41,10 +41,8 @@ def begin(send: Send, plan: CallPlan, router: Router, now: float) -> tuple[InFli
     return InFlight(send, permit, now, candidate.learnt.in_flight), transition
 
 
-def learn(
-    flight: InFlight, outcome: Outcome, plan: CallPlan, router: Router, now: float, *, outdone: bool
-) -> Transition | None:
-    """Give an attempt's permit back and take in how it ended; `outdone` if another copy of the call was faster."""
+def learn(flight: InFlight, outcome: Outcome, plan: CallPlan, router: Router, now: float) -> Transition | None:
+    """Give an attempt's permit back and take in how it ended."""
     candidate = flight.send.candidate
     instance, learnt = candidate.instance, candidate.learnt
     instance.in_flight -= 1
@@ -58,8 +56,8 @@ def learn(
         router.shared(plan.capability).latencies.observe(elapsed_s)
     elif verdict is not Verdict.NEUTRAL:
         learnt.latency.observe(max(elapsed_s, config.scoring.failure_latency_s), now, failed=True)
-    elif outdone and elapsed_s > learnt.latency.at(now):
-        # It would have taken longer still.
+    elif _had_it(outcome) and elapsed_s > learnt.latency.at(now):
+        # Nobody's fault, but whoever gave up would have had to wait longer still.
         learnt.latency.observe(elapsed_s, now)
     if verdict is not Verdict.NEUTRAL:
         learnt.success.observe(verdict is Verdict.SUCCESS, now)
@@ -82,6 +80,19 @@ def learn(
 def misplaced(outcome: Outcome) -> bool:
     """True if something else than the instance meant answers at its address, or it no longer offers this."""
     return isinstance(outcome, Rejected) and not outcome.error.executed and outcome.status in (404, 421)
+
+
+def _had_it(outcome: Outcome) -> bool:
+    """True if the instance had the call for all the time, and didn't answer it."""
+    match outcome:
+        case Cancelled():
+            return True
+        case LostAnswer():
+            return outcome.timed_out
+        case Rejected():
+            return outcome.error.type == "DeadlineExceeded"
+        case _:
+            return False
 
 
 def _hear(flight: InFlight, outcome: Outcome, now: float) -> None:

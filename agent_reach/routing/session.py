@@ -119,8 +119,7 @@ class CallSession:
         """Take in how an attempt ended, and give its permit back; `send` can be left out if one is under way."""
         flight = self._take_flight(send)
         send, candidate = flight.send, flight.send.candidate
-        outdone = isinstance(self._end, Return)
-        transition = learn(flight, outcome, self._plan, self._router, now, outdone=outdone)
+        transition = learn(flight, outcome, self._plan, self._router, now)
         if transition is not None:
             self._transitions.append((candidate.agent_id, transition))
         self._plan.allowance.give_back(outcomes.unspent(outcome, send.retry_allowance))
