@@ -12,8 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
+from agent_reach.config import ScoringConfig
+from agent_reach.model import AgentInfo
 from agent_reach.routing.breaker import BreakerState
-from agent_reach.routing.instance import Candidate
+from agent_reach.routing.instance import Candidate, faded
 
 __all__ = ["CandidateSeen", "Decision", "DecisionLog"]
 
@@ -73,16 +75,17 @@ class Decision:
 class _Seen(NamedTuple):
     """What was read of one candidate, in the order of `_look`."""
 
-    agent_id: str
+    candidate: Candidate
+    info: AgentInfo
     latency_s: float
     latency_at: float
-    waiting_s: float
+    waiting: int
+    waiting_began: float
     in_flight: int
-    others: float
-    weight: float
+    others: int
+    others_at: float
     busy_until: float
     avoid_until: float
-    full: bool
     state: BreakerState
     until: float
     reason: str
@@ -94,11 +97,12 @@ _Raw: TypeAlias = tuple[float, str, str, int, str, str, float | None, list[tuple
 class DecisionLog:
     """Bounded: the latest thousand. `age_s` tells how old the client's knowledge is, in seconds."""
 
-    __slots__ = ("_age_s", "_decay_s", "_noted")
+    __slots__ = ("_age_s", "_decay_s", "_noted", "_report_decay_s")
 
-    def __init__(self, age_s: Callable[[], float | None], decay_s: float) -> None:
+    def __init__(self, age_s: Callable[[], float | None], config: ScoringConfig) -> None:
         self._age_s = age_s
-        self._decay_s = decay_s
+        self._decay_s = config.decay_s
+        self._report_decay_s = config.report_decay_s
         self._noted: deque[_Raw] = deque(maxlen=_KEPT)
 
     def note(
@@ -112,7 +116,7 @@ class DecisionLog:
         candidates: Sequence[Candidate],
     ) -> None:
         """Keep what a decision was made of, before it changes anything."""
-        looked = [_look(candidate, now) for candidate in candidates[:_SEEN]]
+        looked = [_look(candidate) for candidate in candidates[:_SEEN]]
         self._noted.append((now, request_id, capability, attempt, chosen, rule, self._age_s(), looked))
 
     def latest(self, capability: str | None = None) -> tuple[Decision, ...]:
@@ -127,32 +131,33 @@ class DecisionLog:
     def _candidate(self, seen: _Seen, now: float) -> CandidateSeen:
         excluded, until = _why_out(seen, now)
         return CandidateSeen(
-            agent_id=seen.agent_id,
+            agent_id=seen.info.agent_id,
             latency_s=seen.latency_s * math.exp(-max(0.0, now - seen.latency_at) / self._decay_s),
-            waiting_s=seen.waiting_s,
+            waiting_s=now - seen.waiting_began / seen.waiting if seen.waiting else 0.0,
             in_flight=seen.in_flight,
-            others=seen.others,
-            weight=seen.weight,
+            others=faded(seen.others, seen.others_at, now, self._report_decay_s),
+            weight=seen.info.weight,
             breaker=seen.state.value,
             excluded=excluded,
             for_s=None if until is None else max(0.0, until - now),
         )
 
 
-def _look(candidate: Candidate, now: float) -> tuple[Any, ...]:
+def _look(candidate: Candidate) -> tuple[Any, ...]:
     instance, learnt = candidate.instance, candidate.learnt
-    info, latency, breaker = instance.info, learnt.latency, instance.breaker
+    latency, breaker = learnt.latency, instance.breaker
     return (
-        info.agent_id,
+        candidate,
+        instance.info,
         latency.value_s,
         latency.observed_at,
-        learnt.age_s(now),
+        learnt.in_flight,
+        learnt.began_sum,
         instance.in_flight,
-        learnt.others(now),
-        info.weight,
+        learnt.others_said,
+        learnt.load_at,
         learnt.busy_until,
         instance.avoid_until,
-        candidate.full,
         breaker.state,
         breaker.until,
         breaker.reason,
@@ -165,7 +170,7 @@ def _why_out(seen: _Seen, now: float) -> tuple[str, float | None]:
         return f"breaker {seen.state.value}: {seen.reason}", seen.until
     if seen.busy_until > now:
         return "it said that it is overloaded", seen.busy_until
-    if seen.full:
+    if seen.in_flight >= seen.candidate.instance.limit or seen.waiting >= seen.candidate.limit:
         return f"{seen.in_flight} calls of ours are in flight, as many as it gets", None
     if seen.avoid_until > now:
         return "asked last: it drains, or another answers at its address", seen.avoid_until

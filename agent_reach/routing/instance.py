@@ -14,28 +14,33 @@ from agent_reach.routing.breaker import Breaker, BreakerState
 from agent_reach.routing.limits import GradientLimit
 from agent_reach.routing.stats import PeakEwma, SuccessShare
 
-__all__ = ["Candidate", "Instance", "Learnt"]
+__all__ = ["Candidate", "Instance", "Learnt", "faded"]
+
+
+def faded(others: float, said_at: float, now: float, decay_s: float) -> float:
+    """What is left at `now` of a number of calls that an instance spoke of."""
+    return others * math.exp((said_at - now) / decay_s) if others and decay_s else 0.0
 
 
 class Learnt:
     """What was learnt of one capability of one instance. Kept by capability: one agent may answer a look-up in
     30 ms and write a report in a minute, and be full of reports while look-ups are idle.
 
-    `in_flight` counts this client's calls; `busy_until` is when it may be asked again after it said that it is
-    overloaded; `load` is what it said last of its own load; `limit`, if there is one, is how many calls it has been
-    seen to bear.
+    `in_flight` counts this client's calls, `began_sum` adds up when they began; `busy_until` is when it may be asked
+    again after it said that it is overloaded; `load` is what it said last of its own load, and `others_said`, as of
+    `load_at`, what of that wasn't ours; `limit`, if there is one, is how many calls it has been seen to bear.
     """
 
     __slots__ = (
-        "_began_sum",
-        "_load_at",
-        "_others",
         "_report_decay_s",
+        "began_sum",
         "busy_until",
         "in_flight",
         "latency",
         "limit",
         "load",
+        "load_at",
+        "others_said",
         "success",
     )
 
@@ -44,23 +49,23 @@ class Learnt:
         self.success = SuccessShare()
         self.limit = GradientLimit(config.bulkheads.adaptive) if config.bulkheads.adaptive else None
         self.in_flight = 0
-        self._began_sum = 0.0
+        self.began_sum = 0.0
         self.busy_until = 0.0
         self.load: LoadReport | None = None
-        self._others = 0
-        self._load_at = 0.0
+        self.others_said = 0
+        self.load_at = 0.0
         self._report_decay_s = config.scoring.report_decay_s
 
     def begin(self, now: float) -> None:
         """A call of ours went there."""
         self.in_flight += 1
-        self._began_sum += now
+        self.began_sum += now
 
     def end(self, began: float) -> None:
         """The call that began then ended."""
         self.in_flight -= 1
         # Exactly nothing once nothing is left, whatever rounding did.
-        self._began_sum = self._began_sum - began if self.in_flight else 0.0
+        self.began_sum = self.began_sum - began if self.in_flight else 0.0
 
     def age_s(self, now: float) -> float:
         """How long its calls in flight have taken so far, on average; 0.0 without any.
@@ -68,21 +73,18 @@ class Learnt:
         A call counts before it ends: who learns from answers alone sends a minute's calls to an instance that hangs
         (Kratos `selector/node/ewma/node.go`).
         """
-        return now - self._began_sum / self.in_flight if self.in_flight else 0.0
+        return now - self.began_sum / self.in_flight if self.in_flight else 0.0
 
     def report(self, load: LoadReport | None, now: float) -> None:
         """Take in what it says of its load. What isn't ours there is its other callers'."""
         if load is not None:
             self.load = load
-            self._others = max(0, load.in_flight + load.queued - self.in_flight)
-            self._load_at = now
+            self.others_said = max(0, load.in_flight + load.queued - self.in_flight)
+            self.load_at = now
 
     def others(self, now: float) -> float:
         """How many calls of other callers it probably has now; what it said fades."""
-        if not self._others:
-            return 0.0
-        decay_s = self._report_decay_s
-        return self._others * math.exp((self._load_at - now) / decay_s) if decay_s else 0.0
+        return faded(self.others_said, self.load_at, now, self._report_decay_s) if self.others_said else 0.0
 
 
 class Instance:

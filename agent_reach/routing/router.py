@@ -60,7 +60,7 @@ class Router:
         self.index = Index(self.config)
         self.scorer = scorer_of(self.config, zone)
         self.contexts = Contexts(self.config.affinity.remembered)
-        self.decisions = DecisionLog(age_s, self.config.scoring.decay_s)
+        self.decisions = DecisionLog(age_s, self.config.scoring)
         # Calls in flight by timeout tier.
         self.in_flight: dict[str, int] = {}
         self._shared: dict[str, Shared] = {}

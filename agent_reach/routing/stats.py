@@ -31,7 +31,8 @@ class PeakEwma:
 
     def at(self, now: float) -> float:
         """Return the average as of `now`, in seconds; 0.0 without samples."""
-        return self.value_s * math.exp(-max(0.0, now - self.observed_at) / self._decay_s)
+        age_s = now - self.observed_at
+        return self.value_s * math.exp(-age_s / self._decay_s) if age_s > 0 else self.value_s
 
     def observe(self, latency_s: float, now: float, *, failed: bool = False) -> None:
         """Take in one sample, in seconds; `failed` if it stands for a failure."""

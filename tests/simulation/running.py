@@ -23,8 +23,8 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came of it. Success is 0..1; a call that was executed twice though it mustn't be is no success. Times are
-    seconds, and a failed call counts as its whole deadline.
+    """What came of it. Success is 0..1; a call that was executed twice though it mustn't be is no success. Times
+    are seconds, and a failed call counts as its whole deadline.
     """
 
     job: Job

@@ -1,6 +1,6 @@
 """What can happen to a fleet of agents, as worlds that every algorithm is put into, with the same seeds.
 
-Rates and sizes are those of agents: 2 to 20 replicas that answer within 30 ms to a minute, five callers, each about 60 %
+Rates and sizes are those of agents: 2 to 20 replicas that answer within 30 ms to a minute, five callers, about 60 %
 of what the fleet bears unless the scenario is about load. Nothing is tuned to an algorithm.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from agent_reach.testing.simulation import (
     AlgorithmFactory,
@@ -20,7 +21,6 @@ from agent_reach.testing.simulation import (
     Hang,
     LogNormal,
     Nested,
-    Offer,
     Pauses,
     Poisson,
     SharedDownstream,
@@ -29,7 +29,10 @@ from agent_reach.testing.simulation import (
     WarmUp,
 )
 
-__all__ = ["SCENARIOS", "WORK", "Scenario"]
+__all__ = ["SCENARIOS", "WORK", "Build", "Scenario"]
+
+Build: TypeAlias = Callable[[Simulation, AlgorithmFactory], None]
+"""Puts servers, callers and faults into a world."""
 
 WORK = "work.do.v1"
 # Half of the answers within 100 ms, 99 % within 320 ms; 113 ms on average.
@@ -45,7 +48,7 @@ class Scenario:
 
     name: str
     title: str
-    build: Callable[[Simulation, AlgorithmFactory], None]
+    build: Build
     length_s: float
     warm_up_s: float
 
@@ -56,7 +59,9 @@ SCENARIOS: dict[str, Scenario] = {}
 def scenario(
     title: str, *, length_s: float = 60.0, warm_up_s: float = 0.0
 ) -> Callable[[Callable[[Simulation, AlgorithmFactory], None]], Callable[[Simulation, AlgorithmFactory], None]]:
-    def add(build: Callable[[Simulation, AlgorithmFactory], None]) -> Callable[[Simulation, AlgorithmFactory], None]:
+    def add(
+        build: Callable[[Simulation, AlgorithmFactory], None],
+    ) -> Callable[[Simulation, AlgorithmFactory], None]:
         name = build.__name__.replace("_", "-")
         SCENARIOS[name] = Scenario(name, title, build, length_s, warm_up_s)
         return build
