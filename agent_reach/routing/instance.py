@@ -26,8 +26,8 @@ class Learnt:
     """What was learnt of one capability of one instance. Kept by capability: one agent may answer a look-up in
     30 ms and write a report in a minute, and be full of reports while look-ups are idle.
 
-    `in_flight` counts this client's calls, `began_sum` adds up when they began; `busy_until` is when it may be asked
-    again after it said that it is overloaded; `load` is what it said last of its own load, and `others_said`, as of
+    `in_flight` counts this client's calls, `began_sum` adds up when they began; `busy_until` is when it may be
+    asked again after it said that it is overloaded; `load` is what it said last of its own load, and `others_said`, as of
     `load_at`, what of that wasn't ours; `limit`, if there is one, is how many calls it has been seen to bear.
     """
 
