@@ -142,25 +142,23 @@ class Client:
     def _go(self, call: Call) -> None:
         session, heap = call.session, self._heap
         assert session is not None
-        while True:
-            step: Any = session.next(heap.now)
-            kind = type(step)
-            if call.woken and not (kind is Wait and step.until_place):
-                # It goes, so there may be room for more; or it ends, and the place is the next one's.
-                self._places.freed()
-            if kind is Send:
-                call.woken = False
-                self._send(call, step)
-            elif kind is Return:
-                self._end(call, None)
-            elif kind is Raise:
-                self._end(call, step.error)
-            elif kind is Wait and step.until_place:
-                self._wait_for_place(call, step.seconds)
-            elif step.seconds is not None:
-                # A Wait, or an Await that wants to be asked again although attempts are in flight.
-                call.timer = heap.after(max(0.0, step.seconds), self._go, call)
-            return
+        step: Any = session.next(heap.now)
+        to_place = isinstance(step, Wait) and step.until_place
+        if call.woken and not to_place:
+            # It goes, so there may be room for more; or it ends, and the place is the next one's.
+            self._places.freed()
+        if isinstance(step, Send):
+            call.woken = False
+            self._send(call, step)
+        elif isinstance(step, Return):
+            self._end(call, None)
+        elif isinstance(step, Raise):
+            self._end(call, step.error)
+        elif to_place:
+            self._wait_for_place(call, step.seconds)
+        elif step.seconds is not None:
+            # A Wait, or an Await that wants to be asked again although attempts are in flight.
+            call.timer = heap.after(max(0.0, step.seconds), self._go, call)
 
     def _wait_for_place(self, call: Call, seconds: float) -> None:
         resume = partial(self._placed, call)

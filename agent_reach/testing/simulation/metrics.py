@@ -36,7 +36,7 @@ class Summary:
     """Root calls that began in an interval. Times are seconds.
 
     In `p50_s`, `p99_s` and `p999_s` a failed call counts as its whole deadline, since its caller waited in vain;
-    `ok_p99_s` is the p99 of the successful ones alone. `cancelled` calls, given up by their callers, are neither.
+    `ok_mean_s`, `ok_p50_s` and `ok_p99_s` are of the successful ones alone. `cancelled` calls, given up by their callers, are neither.
     """
 
     calls: int
@@ -45,6 +45,7 @@ class Summary:
     p50_s: float
     p99_s: float
     p999_s: float
+    ok_mean_s: float
     ok_p50_s: float
     ok_p99_s: float
     attempts_per_call: float
@@ -142,6 +143,7 @@ class Metrics:
             p50_s=_of_sorted(every, 0.5),
             p99_s=_of_sorted(every, 0.99),
             p999_s=_of_sorted(every, 0.999),
+            ok_mean_s=math.fsum(good) / len(good) if good else math.nan,
             ok_p50_s=_of_sorted(good, 0.5),
             ok_p99_s=_of_sorted(good, 0.99),
             attempts_per_call=attempts / total if total else math.nan,
