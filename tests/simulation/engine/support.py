@@ -14,6 +14,7 @@ from agent_reach.routing.steps import Raise, Return, Send, Step
 from agent_reach.testing.simulation import (
     AgentReach,
     Algorithm,
+    Call,
     CallRequest,
     Client,
     Constant,
@@ -23,6 +24,10 @@ from agent_reach.testing.simulation import (
 )
 
 CAPABILITY = "kb.retrieve.v1"
+
+
+def agent_reach(rng: random.Random, zone: str | None) -> Algorithm:
+    return AgentReach(rng, zone=zone)
 
 
 class OneShot:
@@ -75,13 +80,16 @@ class OneShotSession:
 class Small:
     """One server (a tenth of a second of work, two slots) and one client that calls it when told to."""
 
-    def __init__(self, algorithm: Any = None, *, count: int = 1, seed: int = 1, **fleet: Any) -> None:
-        self.sim = Simulation(seed)
-        fleet = {"service": Constant(0.1), "slots": 2, "name": "kb"} | fleet
-        self.servers: list[Server] = self.sim.fleet(CAPABILITY, count, **fleet)
+    def __init__(
+        self, algorithm: Any = None, *, count: int = 1, seed: int = 1, nested: Any = agent_reach, **fleet: Any
+    ) -> None:
+        self.sim = Simulation(seed, nested=nested)
+        wanted: dict[str, Any] = {"service": Constant(0.1), "slots": 2, "name": "kb"} | fleet
+        self.servers: list[Server] = self.sim.fleet(CAPABILITY, count, **wanted)
         self.server = self.servers[0]
         self.algorithm = algorithm or OneShot(random.Random(seed))
         (self.client,) = self.sim.clients(1, lambda rng, zone: self.algorithm)
+        self.calls: list[Call] = []
         self.errors: list[str | None] = []
 
     def call(self, at_s: float, **request: Any) -> None:
@@ -91,14 +99,17 @@ class Small:
     def run(self, until_s: float = 100.0) -> Metrics:
         return self.sim.run(until_s)
 
+    def give_up(self) -> None:
+        """Cancel the latest call."""
+        self.client.cancel(self.calls[-1])
+
     def _call(self, request: dict[str, Any]) -> None:
         now = self.sim.heap.now
         wanted = CallRequest(capability=CAPABILITY, request_id=f"at {now}", started=now, **request)
-        self.client.call(wanted, 7, lambda _, error: self.errors.append(error and type(error).__name__))
+        self.calls.append(self.client.call(wanted, 7, self._done))
 
-
-def agent_reach(rng: random.Random, zone: str | None) -> Algorithm:
-    return AgentReach(rng, zone=zone)
+    def _done(self, call: Call, error: ReachError | None) -> None:
+        self.errors.append(None if error is None else type(error).__name__)
 
 
 def assert_nothing_left(sim: Simulation) -> None:

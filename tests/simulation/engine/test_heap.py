@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from agent_reach.testing.simulation import EventHeap
 
 
 def test_events_happen_in_order_of_time_and_those_of_one_moment_as_scheduled() -> None:
-    heap, seen = EventHeap(), []
+    heap = EventHeap()
+    seen: list[tuple[float, str]] = []
+
+    def note(name: str) -> None:
+        seen.append((heap.now, name))
+
     for time_s, name in ((2.0, "c"), (1.0, "a"), (1.0, "b"), (3.0, "late")):
-        heap.at(time_s, lambda name=name: seen.append((heap.now, name)))
+        heap.at(time_s, note, name)
     heap.run(until_s=2.0)
     assert seen == [(1.0, "a"), (1.0, "b"), (2.0, "c")]
     assert heap.now == 2.0
@@ -18,7 +25,8 @@ def test_events_happen_in_order_of_time_and_those_of_one_moment_as_scheduled() -
 
 
 def test_a_cancelled_event_never_happens_and_cancelling_twice_or_late_is_harmless() -> None:
-    heap, seen = EventHeap(), []
+    heap = EventHeap()
+    seen: list[str] = []
     kept = heap.at(1.0, seen.append, "kept")
     dropped = heap.at(1.0, seen.append, "dropped")
     heap.cancel(dropped)
@@ -30,7 +38,8 @@ def test_a_cancelled_event_never_happens_and_cancelling_twice_or_late_is_harmles
 
 
 def test_cancelled_events_are_swept_out_and_the_order_of_the_others_stays() -> None:
-    heap, seen = EventHeap(), []
+    heap = EventHeap()
+    seen: list[tuple[int, int]] = []
     handles = [heap.at(float(i % 97), seen.append, (i % 97, i)) for i in range(5000)]
     for i, handle in enumerate(handles):
         if i % 5:
@@ -41,8 +50,9 @@ def test_cancelled_events_are_swept_out_and_the_order_of_the_others_stays() -> N
 
 
 def test_an_event_that_cancels_another_of_the_same_moment_wins() -> None:
-    heap, seen = EventHeap(), []
-    victims = []
+    heap = EventHeap()
+    seen: list[str] = []
+    victims: list[list[Any]] = []
     heap.at(1.0, lambda: heap.cancel(victims[0]))
     victims.append(heap.at(1.0, seen.append, "victim"))
     heap.run()

@@ -143,10 +143,7 @@ def test_a_call_that_its_caller_gives_up_records_every_copy_as_cancelled() -> No
     hedger = Hedger()
     small = hedged(hedger)
     small.call(1.0)
-    small.sim.heap.at(
-        1.25,
-        lambda: small.client.cancel(next(iter(small.server.incarnation.held)).call),  # type: ignore[union-attr]
-    )
+    small.sim.heap.at(1.25, small.give_up)
     small.run()
     assert hedger.recorded == [(1.25, 1, "Cancelled"), (1.25, 2, "Cancelled")]
     assert small.errors == []

@@ -53,11 +53,8 @@ class Tree(Small):
     """kb calls below, which takes 50 ms."""
 
     def __init__(self, spy: Algorithm, calls: tuple[Nested | str, ...] = (BELOW,), **fleet: Any) -> None:
-        super().__init__(calls=calls, start_s=None, **fleet)
-        self.sim._nested = lambda rng, zone: spy
-        self.below = self.sim.fleet(BELOW, 1, service=Constant(0.05))[0]
-        self.sim.start(self.server, 0.0)
-        self.sim.run(0.5, drain=False)
+        super().__init__(calls=calls, nested=lambda rng, zone: spy, **fleet)
+        (self.below,) = self.sim.fleet(BELOW, 1, service=Constant(0.05))
 
 
 def test_a_nested_call_carries_the_time_and_the_retries_that_are_left() -> None:
@@ -127,7 +124,7 @@ def test_the_nested_call_of_a_caller_that_left_is_cancelled_too() -> None:
     seen: list[tuple[int, int]] = []
     for at_s in (1.12, 1.13):
         tree.sim.heap.at(at_s, lambda: seen.append((tree.server.running, tree.below.running)))
-    tree.sim.heap.at(1.121, lambda: tree.client.cancel(next(iter(tree.server.incarnation.held)).call))
+    tree.sim.heap.at(1.121, tree.give_up)
     metrics = tree.run()
     assert seen == [(1, 1), (0, 0)]
     assert metrics.counts(BELOW).outcomes == {"Cancelled": 1}

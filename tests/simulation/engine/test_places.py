@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 
 from agent_reach.testing.simulation import Bursts, CallRequest, Constant, Poisson, Simulation
 from agent_reach.testing.simulation.heap import EventHeap
@@ -11,15 +12,20 @@ from tests.simulation.engine.support import CAPABILITY, Small, agent_reach, asse
 
 
 def test_each_place_wakes_the_one_who_has_waited_longest_and_a_newcomer_goes_behind() -> None:
-    heap, order = EventHeap(), []
+    heap = EventHeap()
+    order: list[tuple[str, bool]] = []
     places = Places(heap)
+
+    def note(name: str, woken: bool) -> None:
+        order.append((name, woken))
+
     for name in "abc":
-        places.wait("k", lambda woken, name=name: order.append((name, woken)), 100.0)
+        places.wait("k", partial(note, name), 100.0)
     places.freed()
     assert places.crowded("k")
     heap.run(1.0)
     assert order == [("a", True)]
-    places.wait("k", lambda woken: order.append(("a again", woken)), 100.0, again=True)
+    places.wait("k", partial(note, "a again"), 100.0, again=True)
     for _ in range(4):
         places.freed()
         heap.run(1.0)
@@ -28,7 +34,8 @@ def test_each_place_wakes_the_one_who_has_waited_longest_and_a_newcomer_goes_beh
 
 
 def test_who_waits_too_long_is_told_and_leaves_the_queue() -> None:
-    heap, order = EventHeap(), []
+    heap = EventHeap()
+    order: list[tuple[float, bool]] = []
     places = Places(heap)
     places.wait("k", lambda woken: order.append((heap.now, woken)), 2.0)
     heap.run(10.0)
@@ -37,9 +44,11 @@ def test_who_waits_too_long_is_told_and_leaves_the_queue() -> None:
 
 
 def test_a_place_that_a_caller_who_left_was_woken_for_goes_to_the_next() -> None:
-    heap, order = EventHeap(), []
+    heap = EventHeap()
+    order: list[int] = []
     places = Places(heap)
-    first, second = (places.wait("k", lambda woken, n=n: order.append(n), 100.0) for n in (1, 2))
+    first = places.wait("k", lambda woken: order.append(1), 100.0)
+    second = places.wait("k", lambda woken: order.append(2), 100.0)
     places.freed()
     places.leave(first)
     heap.run(1.0)

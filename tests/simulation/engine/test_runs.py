@@ -18,6 +18,7 @@ from agent_reach.testing.simulation import (
     DropAfterExecuting,
     FailFast,
     FailSlow,
+    Fault,
     Hang,
     LogNormal,
     Metrics,
@@ -42,12 +43,17 @@ def everything(seed: int, algorithm: Callable[..., Any] = agent_reach) -> Simula
         zones=("eu/a", "eu/b", "us/a"), speeds=(1.0, 0.5), report_delay_s=0.1,
     )  # fmt: skip
     clients = sim.clients(5, algorithm, zones=("eu/a", "us/a"), view=0.9)
-    for server, fault in zip(
-        kb,
-        (Refuse(from_s=5, until_s=9), BlackHole(from_s=8, until_s=12), Hang(0.2), FailFast(0.3), FailSlow(0.3),
-         Busy(0.3, 0.5), DropAfterExecuting(0.2), Slow(4.0, from_s=3)),
-        strict=True,
-    ):  # fmt: skip
+    faults: tuple[Fault, ...] = (
+        Refuse(from_s=5, until_s=9),
+        BlackHole(from_s=8, until_s=12),
+        Hang(0.2),
+        FailFast(0.3),
+        FailSlow(0.3),
+        Busy(0.3, 0.5),
+        DropAfterExecuting(0.2),
+        Slow(4.0, from_s=3),
+    )
+    for server, fault in zip(kb, faults, strict=True):
         sim.inject(fault, server)
     sim.inject(Pauses(every_s=2.0, for_s=0.2), below[0])
     sim.inject(WarmUp(for_s=5.0, factor=3.0), kb)
@@ -101,7 +107,7 @@ def test_other_algorithms_face_the_same_arrivals() -> None:
         clients = sim.clients(4, algorithm)
         opened: list[tuple[float, str]] = []
         for client in clients:
-            client.algorithm.open = noting(client.algorithm.open, client.client_id, opened)  # type: ignore[method-assign]
+            setattr(client.algorithm, "open", noting(client.algorithm.open, client.client_id, opened))  # noqa: B010
         sim.load(clients, CAPABILITY, Poisson(50), most_calls=300)
         sim.run(60.0)
         seen.append(opened)
@@ -232,7 +238,7 @@ class Stubborn(OneShot):
 def test_the_use_of_a_server_can_be_asked_for() -> None:
     metrics = Metrics()
     for at_s in (0.5, 0.7, 2.0, 3.5):
-        metrics.sent("a", at_s)
+        metrics.sent_to("a")(at_s)
     assert metrics.attempts_over_time("a", 4.0) == [2, 0, 1, 1]
     assert metrics.attempts_over_time("a", 4.0, bucket_s=2.0) == [2, 2]
     assert metrics.attempts_to("a") == 4
