@@ -34,7 +34,8 @@ from agent_reach.testing.simulation.metrics import Counts, DeadAttempt, Metrics,
 from agent_reach.testing.simulation.network import Network
 from agent_reach.testing.simulation.offers import Nested, Offer
 from agent_reach.testing.simulation.server import Server
-from agent_reach.testing.simulation.simulation import AlgorithmFactory, Simulation
+from agent_reach.testing.simulation.simulation import Simulation
+from agent_reach.testing.simulation.world import AlgorithmFactory
 
 __all__ = [
     "AgentReach",

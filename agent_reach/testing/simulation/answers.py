@@ -16,7 +16,7 @@ RESET = LostAnswer("connection reset")
 NO_ANSWER = LostAnswer("no answer in time", timed_out=True)
 
 # Loads repeat: a server of 8 slots and 24 places has 33 of them, times what its answers say of retries.
-_KEPT = 65_536
+_KEPT = 16_384
 
 
 @lru_cache(_KEPT)

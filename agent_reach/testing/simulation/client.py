@@ -35,6 +35,7 @@ class Call:
     __slots__ = (
         "attempts",
         "client",
+        "counts",
         "done",
         "ended",
         "executions",
@@ -58,6 +59,8 @@ class Call:
         self.done = done
         self.root_started = root_started
         self.hop = hop
+        # Where to count what is done for it; None in the warm-up.
+        self.counts = client.metrics.count(request.capability, root_started)
         self.session: Session | None = None
         self.attempts = 0
         self.executions = 0
@@ -87,9 +90,9 @@ class Client:
         self.watch_delay_s = watch_delay_s
         self.in_flight = 0
         self.calls_open = 0
+        self.metrics = world.metrics
         self._world = world
         self._heap = world.heap
-        self._metrics = world.metrics
         self._view = view
         self._places = Places(world.heap)
         self._delays: dict[str, float] = {}
@@ -114,8 +117,8 @@ class Client:
         root_started, hop = (request.started, 1) if parent is None else (parent.root_started, parent.hop + 1)
         call = Call(self, request, key, done, root_started, hop)
         self.calls_open += 1
-        if parent is not None and (counts := self._metrics.count(request.capability, root_started)) is not None:
-            counts.nested_calls += 1
+        if parent is not None and call.counts is not None:
+            call.counts.nested_calls += 1
         refused = _refused(request, hop)
         if refused is None:
             call.session = self.algorithm.open(request)
@@ -142,25 +145,23 @@ class Client:
     def _go(self, call: Call) -> None:
         session, heap = call.session, self._heap
         assert session is not None
-        while True:
-            step: Any = session.next(heap.now)
-            kind = type(step)
-            if call.woken and not (kind is Wait and step.until_place):
-                # It goes, so there may be room for more; or it ends, and the place is the next one's.
-                self._places.freed()
-            if kind is Send:
-                call.woken = False
-                self._send(call, step)
-            elif kind is Return:
-                self._end(call, None)
-            elif kind is Raise:
-                self._end(call, step.error)
-            elif kind is Wait and step.until_place:
-                self._wait_for_place(call, step.seconds)
-            elif step.seconds is not None:
-                # A Wait, or an Await that wants to be asked again although attempts are in flight.
-                call.timer = heap.after(max(0.0, step.seconds), self._go, call)
-            return
+        step: Any = session.next(heap.now)
+        to_place = isinstance(step, Wait) and step.until_place
+        if call.woken and not to_place:
+            # It goes, so there may be room for more; or it ends, and the place is the next one's.
+            self._places.freed()
+        if isinstance(step, Send):
+            call.woken = False
+            self._send(call, step)
+        elif isinstance(step, Return):
+            self._end(call, None)
+        elif isinstance(step, Raise):
+            self._end(call, step.error)
+        elif to_place:
+            self._wait_for_place(call, step.seconds)
+        elif step.seconds is not None:
+            # A Wait, or an Await that wants to be asked again although attempts are in flight.
+            call.timer = heap.after(max(0.0, step.seconds), self._go, call)
 
     def _wait_for_place(self, call: Call, seconds: float) -> None:
         resume = partial(self._placed, call)
@@ -184,9 +185,9 @@ class Client:
         x = Exchange(call, send, server, mix(call.key, call.attempts), delay_s, now)
         call.flights.append(x)
         self.in_flight += 1
-        self._metrics.sent(agent_id, now)
-        if (counts := self._metrics.count(call.request.capability, call.root_started)) is not None:
-            counts.attempts += 1
+        server.note_sent(now)
+        if call.counts is not None:
+            call.counts.attempts += 1
         heap.at(now + delay_s, server.arrive, x)
         x.timer = heap.at(now + max(0.0, send.timeout_s), self._expired, x)
         hedge_after_s = getattr(send, "hedge_after_s", None)
@@ -214,13 +215,14 @@ class Client:
             self._heap.cancel(x.timer)
         if x.hedge is not None:
             self._heap.cancel(x.hedge)
-        if (counts := self._metrics.count(call.request.capability, call.root_started)) is not None:
-            counts.outcomes[type(outcome).__name__] += 1
+        if call.counts is not None:
+            call.counts.outcomes[type(outcome).__name__] += 1
         session.record(outcome, self._heap.now, x.send)
         self._places.freed()
 
     def _go_anew(self, call: Call) -> None:
-        self._wake(call)
+        if call.timer is not None or call.waiter is not None:
+            self._wake(call)
         self._go(call)
 
     def _wake(self, call: Call) -> None:
@@ -239,18 +241,17 @@ class Client:
 
     def _end(self, call: Call, error: ReachError | None) -> None:
         self._stop(call)
-        if call.hop > 1 and error is not None:
-            counts = self._metrics.count(call.request.capability, call.root_started)
-            if counts is not None:
-                counts.nested_failures += 1
+        if call.hop > 1 and error is not None and call.counts is not None:
+            call.counts.nested_failures += 1
         call.done(call, error)
 
     def _stop(self, call: Call) -> None:
         """End the call, and whatever of it is in flight."""
         call.ended = True
         self.calls_open -= 1
-        self._wake(call)
-        for x in list(call.flights):
+        if call.timer is not None or call.waiter is not None:
+            self._wake(call)
+        for x in call.flights.copy() if call.flights else ():
             if x.sent:
                 self._leave(x)
             self._record(x, _CANCELLED)

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Exchange"]
 
+# What a caller keeps back of an attempt's time, so that the server's word gets there first (dialing/exchange.py).
+_KEPT_BACK_S, _KEPT_BACK_SHARE = 0.1, 0.05
+
 
 class Exchange:
     """An attempt under way.
@@ -66,3 +69,8 @@ class Exchange:
         self.fate: Fate | None = None
         self.nested: Call | None = None
         self.purse: RetryAllowance | None = None
+
+    def arrived(self, now: float) -> None:
+        """Set the server's deadline: what the request says of its caller's time counts from when it is read."""
+        timeout_s = self.send.timeout_s
+        self.deadline = now + timeout_s - min(_KEPT_BACK_S, _KEPT_BACK_SHARE * timeout_s)

@@ -9,6 +9,7 @@ from agent_reach.routing.budget import RetryAllowance
 from agent_reach.routing.outcomes import Outcome
 from agent_reach.testing.simulation import answers
 from agent_reach.testing.simulation.algorithms import CallRequest
+from agent_reach.testing.simulation.building import own_client
 from agent_reach.testing.simulation.draws import mix
 from agent_reach.testing.simulation.exchange import Exchange
 from agent_reach.testing.simulation.faults import Busy, DropAfterExecuting, FailFast, Hang, SharedDownstream
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Incarnation"]
 
-# What a caller keeps back of an attempt's time, so that the server's word gets there first (dialing/exchange.py).
-_KEPT_BACK_S, _KEPT_BACK_SHARE = 0.1, 0.05
 # Parts of an attempt's luck beside its service time: its fate, and each nested call.
 _FATE, _NESTED = 1, 2
 # What a handler that is at fault itself raises; any class that isn't one of ours.
@@ -42,7 +41,7 @@ class Incarnation:
         # In order of arrival: a dict, for the order of a set isn't the same in every run.
         self.held: dict[Exchange, None] = {}
         nests = any(offer.calls for offer in server.offers)
-        self.client = world.client_of(server) if nests else None
+        self.client = own_client(world, server) if nests else None
 
     @property
     def running(self) -> int:
@@ -90,8 +89,7 @@ class Incarnation:
     def take(self, x: Exchange) -> None:
         """Take a request in."""
         now = self._heap.now
-        timeout_s = x.send.timeout_s
-        x.deadline = now + timeout_s - min(_KEPT_BACK_S, _KEPT_BACK_SHARE * timeout_s)
+        x.arrived(now)
         x.admission = admission = self._admissions[x.send.candidate.capability.name]
         self.held[x] = None
         if self._refusing:
@@ -161,7 +159,7 @@ class Incarnation:
         x.began = now
         call = x.call
         call.executions += 1
-        counts = self._world.metrics.count(call.request.capability, call.root_started)
+        counts = call.counts
         if counts is not None:
             counts.executions += 1
             if call.executions > 1:
@@ -254,8 +252,10 @@ class Incarnation:
         return "overloaded" if state == "accepting" and admission.is_full else state
 
     def _answer(self, x: Exchange, outcome: Outcome) -> None:
-        self._heap.after(x.delay_s, x.call.client.answered, x, outcome)
-        self._tell_idle()
+        heap = self._heap
+        heap.at(heap.now + x.delay_s, x.call.client.answered, x, outcome)
+        if self._refusing:
+            self._tell_idle()
 
     def _let_go(self, x: Exchange) -> None:
         """Hold it no longer; its slot is the next one's."""

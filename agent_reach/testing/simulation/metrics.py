@@ -6,7 +6,7 @@ import math
 from array import array
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -36,7 +36,8 @@ class Summary:
     """Root calls that began in an interval. Times are seconds.
 
     In `p50_s`, `p99_s` and `p999_s` a failed call counts as its whole deadline, since its caller waited in vain;
-    `ok_p99_s` is the p99 of the successful ones alone. `cancelled` calls, given up by their callers, are neither.
+    `ok_mean_s`, `ok_p50_s` and `ok_p99_s` are of the successful ones alone. `cancelled` calls, given up by their
+    callers, are neither.
     """
 
     calls: int
@@ -45,6 +46,7 @@ class Summary:
     p50_s: float
     p99_s: float
     p999_s: float
+    ok_mean_s: float
     ok_p50_s: float
     ok_p99_s: float
     attempts_per_call: float
@@ -142,6 +144,7 @@ class Metrics:
             p50_s=_of_sorted(every, 0.5),
             p99_s=_of_sorted(every, 0.99),
             p999_s=_of_sorted(every, 0.999),
+            ok_mean_s=math.fsum(good) / len(good) if good else math.nan,
             ok_p50_s=_of_sorted(good, 0.5),
             ok_p99_s=_of_sorted(good, 0.99),
             attempts_per_call=attempts / total if total else math.nan,
@@ -216,12 +219,9 @@ class Metrics:
         """An attempt found nobody."""
         self.dead_attempts.append(DeadAttempt(sent_at, client_id, agent_id))
 
-    def sent(self, agent_id: str, now: float) -> None:
-        """An attempt was sent."""
-        sent = self._sent.get(agent_id)
-        if sent is None:
-            sent = self._sent[agent_id] = array("d")
-        sent.append(now)
+    def sent_to(self, agent_id: str) -> Callable[[float], None]:
+        """Return what notes the time of each attempt sent to a server, in order."""
+        return self._sent.setdefault(agent_id, array("d")).append
 
     def _end(self, failure: str) -> int:
         if failure not in self._ends:

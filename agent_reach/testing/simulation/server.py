@@ -49,6 +49,8 @@ class Server:
         self.report_delay_s = report_delay_s
         self.uses = frozenset(uses)
         self.conditions = Conditions()
+        # Called with the time of every attempt that is sent here.
+        self.note_sent = world.metrics.sent_to(agent_id)
         self.state = "down"
         self.started_at = 0.0
         # How many incarnations there were.

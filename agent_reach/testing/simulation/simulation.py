@@ -5,13 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from itertools import cycle, islice
-from random import Random
-from typing import TypeAlias
 
 from agent_reach.config import ReachConfig
-from agent_reach.model import AgentInfo
-from agent_reach.testing.simulation.algorithms import AgentReach, Algorithm
 from agent_reach.testing.simulation.arrivals import Arrivals, ClosedLoop
+from agent_reach.testing.simulation.building import WATCH_DELAY_S, View, agent_reach, new_client
 from agent_reach.testing.simulation.client import Client
 from agent_reach.testing.simulation.distributions import Distribution
 from agent_reach.testing.simulation.draws import stream
@@ -23,17 +20,9 @@ from agent_reach.testing.simulation.network import Network
 from agent_reach.testing.simulation.offers import Nested, Offer
 from agent_reach.testing.simulation.registry import Registry
 from agent_reach.testing.simulation.server import Server
-from agent_reach.testing.simulation.world import World
+from agent_reach.testing.simulation.world import AlgorithmFactory, World
 
-__all__ = ["AlgorithmFactory", "Simulation"]
-
-AlgorithmFactory: TypeAlias = Callable[[Random, str | None], Algorithm]
-"""Builds one client's algorithm, given its randomness and its zone."""
-
-
-def agent_reach(rng: Random, zone: str | None) -> Algorithm:
-    """Build what agents embed, with its default settings."""
-    return AgentReach(rng, zone=zone)
+__all__ = ["Simulation"]
 
 
 class Simulation:
@@ -55,19 +44,19 @@ class Simulation:
         self.heap = EventHeap()
         self.metrics = Metrics(warm_up_s)
         self.servers: dict[str, Server] = {}
+        # Those of agents that call others, too.
         self.all_clients: list[Client] = []
         self._seed = seed
-        self._nested = nested
         self._loads: list[Load] = []
-        self._registry = Registry(self.heap)
         self._world = World(
             seed=seed,
             heap=self.heap,
             network=network or Network(),
-            registry=self._registry,
+            registry=Registry(self.heap),
             metrics=self.metrics,
-            client_of=self._client_of,
+            nested=nested,
             servers=self.servers,
+            clients=self.all_clients,
         )
         self._begun = False
         self._ended = False
@@ -167,8 +156,8 @@ class Simulation:
         *,
         name: str = "client",
         zones: Sequence[str] = (),
-        watch_delay_s: tuple[float, float] = (0.005, 0.05),
-        view: float | Callable[[AgentInfo], bool] | None = None,
+        watch_delay_s: tuple[float, float] = WATCH_DELAY_S,
+        view: View = None,
     ) -> list[Client]:
         """Add `count` clients, `name`-1, `name`-2 …, each with an algorithm of its own. `zones` are dealt out in
         turn.
@@ -177,7 +166,9 @@ class Simulation:
         which instances a client is told of, or which share of them, drawn for each client and instance.
         """
         return [
-            self._client(f"{name}-{number}", algorithm, zone=zone, watch_delay_s=watch_delay_s, view=view)
+            new_client(
+                self._world, f"{name}-{number}", algorithm, zone=zone, watch_delay_s=watch_delay_s, view=view
+            )
             for number, zone in enumerate(islice(cycle(zones or (None,)), count), 1)
         ]
 
@@ -287,37 +278,6 @@ class Simulation:
             action()
         else:
             self.heap.at(at_s, action)
-
-    def _client(
-        self,
-        client_id: str,
-        algorithm: AlgorithmFactory,
-        *,
-        zone: str | None,
-        watch_delay_s: tuple[float, float],
-        view: float | Callable[[AgentInfo], bool] | None,
-    ) -> Client:
-        low_s, high_s = watch_delay_s
-        delay_s = low_s + (high_s - low_s) * stream(self._seed, f"watch/{client_id}").random()
-        rng = stream(self._seed, f"client/{client_id}")
-        sees = self._share_of(client_id, view) if isinstance(view, int | float) else view
-        client = Client(client_id, self._world, algorithm(rng, zone), zone=zone, watch_delay_s=delay_s, view=sees)
-        self._registry.watch(client)
-        self.all_clients.append(client)
-        return client
-
-    def _share_of(self, client_id: str, share: float) -> Callable[[AgentInfo], bool]:
-        seed = self._seed
-        return lambda info: stream(seed, f"view/{client_id}/{info.agent_id}").random() < share
-
-    def _client_of(self, server: Server) -> Client:
-        return self._client(
-            f"{server.agent_id}#{server.starts}",
-            self._nested,
-            zone=server.zone,
-            watch_delay_s=(0.005, 0.05),
-            view=None,
-        )
 
     def _total_s(self, capability: str) -> float:
         config = ReachConfig()

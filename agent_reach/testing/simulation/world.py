@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from random import Random
+from typing import TYPE_CHECKING, TypeAlias
 
+from agent_reach.testing.simulation.algorithms import Algorithm
 from agent_reach.testing.simulation.draws import KeyedRandom
 from agent_reach.testing.simulation.heap import EventHeap
 from agent_reach.testing.simulation.metrics import Metrics
@@ -16,19 +18,23 @@ if TYPE_CHECKING:
     from agent_reach.testing.simulation.client import Client
     from agent_reach.testing.simulation.server import Server
 
-__all__ = ["World"]
+__all__ = ["AlgorithmFactory", "World"]
+
+AlgorithmFactory: TypeAlias = Callable[[Random, str | None], Algorithm]
+"""Builds one client's algorithm, given its randomness and its zone."""
 
 
 @dataclass(slots=True)
 class World:
-    """Time, the network, the registry, the servers by agent id, and what is measured."""
+    """Time, the network, the registry, servers by agent id, all clients, and what is measured."""
 
     seed: int
     heap: EventHeap
     network: Network
     registry: Registry
     metrics: Metrics
-    # Builds the client by which an agent makes its own calls.
-    client_of: Callable[[Server], Client]
+    # Builds the algorithm of an agent that calls others itself.
+    nested: AlgorithmFactory
     draws: KeyedRandom = field(default_factory=KeyedRandom)
     servers: dict[str, Server] = field(default_factory=dict)
+    clients: list[Client] = field(default_factory=list)
