@@ -120,7 +120,7 @@ def test_one_end_lets_in_as_many_as_there_is_room_for_now() -> None:
     for at_s in (1.29, 1.31):
         sim.heap.at(at_s, lambda: running.append(newcomer.running))
     summary = sim.run(500.0).summary()
-    # Five wait at the client when the newcomer is heard of. The first answer, at 1.301, wakes one, that the next: one
-    # goes to the place that came free, and four to the newcomer.
+    # Five wait at the client when the newcomer is heard of. The first answer, at 1.301, wakes one, that the next:
+    # one goes to the place that came free, and four to the newcomer.
     assert running == [0, 4]
     assert summary.failed == 0
