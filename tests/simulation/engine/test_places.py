@@ -109,3 +109,18 @@ def test_a_call_of_another_capability_does_not_queue_behind_them() -> None:
     small.sim.load([small.client], "other.do.v1", Bursts(1, every_s=1000.0), from_s=1.1)
     metrics = small.run(500.0)
     assert metrics.summary("other.do.v1").ok_mean_s < 0.02
+
+
+def test_one_end_lets_in_as_many_as_there_is_room_for_now() -> None:
+    sim = Simulation(1)
+    sim.fleet(CAPABILITY, 1, service=Constant(0.3), slots=1)
+    (newcomer,) = sim.fleet(CAPABILITY, 1, service=Constant(0.3), slots=4, name="newcomer", start_s=1.1)
+    sim.load(sim.clients(1, agent_reach), CAPABILITY, Bursts(9, every_s=1000.0), from_s=1.0)
+    running: list[int] = []
+    for at_s in (1.29, 1.31):
+        sim.heap.at(at_s, lambda: running.append(newcomer.running))
+    summary = sim.run(500.0).summary()
+    # Five wait at the client when the newcomer is heard of. The first answer, at 1.301, wakes one, that the next:
+    # one goes to the place that came free, and four to the newcomer.
+    assert running == [0, 4]
+    assert summary.failed == 0
