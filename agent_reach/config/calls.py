@@ -81,12 +81,16 @@ class RetryConfig:
     budget_ratio: float = 0.2
     budget_least: int = 3
     budget_window_s: float = 10.0
+    # How long a call waits for a capability of which all calls fail, whichever instance they go to: long enough
+    # for a restart or a fail-over of what they depend on, short for whoever waits. 0: it is sent, and fails.
+    patience_s: float = 5.0
 
     def __post_init__(self) -> None:
         checks.whole(self, "max_attempts", least=1)
         checks.number(self, "budget_ratio", least=0.0, most=10.0)
         checks.whole(self, "budget_least", least=0)
         checks.number(self, "budget_window_s")
+        checks.number(self, "patience_s", least=0.0)
         checks.number(self, "base_s", least=0.0)
         checks.number(self, "multiplier", least=1.0)
         checks.number(self, "max_s", least=0.0)

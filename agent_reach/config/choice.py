@@ -52,9 +52,9 @@ ScoreWeights.AGENT = ScoreWeights(success=0.5, latency=0.3, load=0.2)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoringConfig:
-    """Peak EWMA (finagle `PeakEwma.scala`) with slow start (Envoy `slow_start.rst`); or a weighted score."""
+    """The expected time of a call, with slow start (Envoy `slow_start.rst`); or a weighted score."""
 
-    # After 10 s without news a peak has decayed to 37 %: a slow instance is tried again within half a minute.
+    # After 10 s without news a latency has faded to 37 %: an instance ten times slower is tried again after 23 s.
     decay_s: float = 10.0
     # What an instance without history is taken for when its rival has none either (Linkerd seeds 30 ms).
     seed_latency_s: float = 0.03
@@ -65,11 +65,12 @@ class ScoringConfig:
     slow_start_s: float = 10.0
     # Enough calls to learn from, few enough to lose little.
     slow_start_floor: float = 0.1
-    # How many are drawn for `single`, of which the best is taken.
-    choices: int = 2
-    # What an instance said of its load is forgotten this fast: others' calls come and go meanwhile.
-    report_decay_s: float = 1.0
-    # None: peak EWMA. Else the parts of the score that replaces it.
+    # Of so many all are looked at for `single`; of more, so many are drawn. Two are enough where many callers share
+    # many instances; of few the best is better than the better of two.
+    choices: int = 8
+    # How many calls at once an instance that announces no limit is taken to run without a queue.
+    assumed_slots: int = 8
+    # None: the expected time. Else the parts of the score that replaces it.
     weights: ScoreWeights | None = None
 
     def __post_init__(self) -> None:
@@ -79,7 +80,7 @@ class ScoringConfig:
         checks.number(self, "slow_start_s", least=0.0)
         checks.number(self, "slow_start_floor", above=0.0, most=1.0)
         checks.whole(self, "choices", least=2)
-        checks.number(self, "report_decay_s", least=0.0)
+        checks.whole(self, "assumed_slots", least=1)
         checks.instance(self, "weights", ScoreWeights, "or None")
 
 
@@ -90,12 +91,9 @@ class LocalityConfig:
     # A call leaves its zone if it would take so many times longer there than further away. At 1 every short queue
     # would be answered by traffic that costs money; much higher, callers would wait for a zone that is too small.
     spill: float = 2.0
-    # How many calls at once an instance that announces no limit is taken to run without a queue.
-    assumed_slots: int = 8
 
     def __post_init__(self) -> None:
         checks.number(self, "spill", least=1.0)
-        checks.whole(self, "assumed_slots", least=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

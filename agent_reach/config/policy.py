@@ -44,4 +44,4 @@ class Policy:
 
 Policy.TOOL = Policy(hedge=HedgeConfig())
 Policy.ANALYSIS = Policy(retry=RetryConfig(max_attempts=2, base_s=1.0))
-Policy.CRITICAL = Policy(retry=RetryConfig(max_attempts=1), trip_after=2)
+Policy.CRITICAL = Policy(retry=RetryConfig(max_attempts=1, patience_s=0.0), trip_after=2)

@@ -148,6 +148,10 @@ class Breaker:
         """Return (successes, failures) of the last window."""
         return self._window.counts(now)
 
+    def well(self, now: float) -> bool:
+        """False if it fails too often itself, shut out or not."""
+        return self.state is BreakerState.CLOSED and not self._why_trip(now, self._config.consecutive_failures)
+
     def _count(self, verdict: Verdict, now: float, trip_after: int) -> str:
         """Count one outcome; return why the breaker should open, or ""."""
         self._window.count(verdict is Verdict.SUCCESS, now)
@@ -155,6 +159,9 @@ class Breaker:
             self._in_a_row = 0
             return ""
         self._in_a_row += 1
+        return self._why_trip(now, trip_after)
+
+    def _why_trip(self, now: float, trip_after: int) -> str:
         if self._in_a_row >= trip_after:
             return f"{self._in_a_row} failures in a row"
         successes, failures = self._window.counts(now)

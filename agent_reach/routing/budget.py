@@ -40,16 +40,21 @@ class RetryBudget:
     """Retries of all calls of a capability together: within the last `window_s` seconds a share of its calls, and
     `least` at any rate (Envoy `retry_budget`; finagle `RetryBudget.scala`, which adds both).
 
-    When everything fails the load grows by that share, not by a factor.
+    When everything fails the load grows by that share, not by a factor. A retry that succeeded earns two more, so
+    that they go on while at least one in three succeeds: then they help more than they harm.
     """
 
-    __slots__ = ("_least", "_ratio", "_spent")
+    __slots__ = ("_least", "_outcomes", "_ratio", "_spent")
+
+    _EARNED = 3
 
     def __init__(self, ratio: float, least: int, window_s: float) -> None:
         self._ratio = ratio
         self._least = least
         # Calls, and retries.
         self._spent = SlidingPair(window_s)
+        # Retries that succeeded.
+        self._outcomes = SlidingPair(window_s)
 
     def call_began(self, now: float) -> None:
         """Count a call."""
@@ -58,7 +63,12 @@ class RetryBudget:
     def left(self, now: float) -> float:
         """How many retries may be made now; below 1 none."""
         calls, retries = self._spent.counts(now)
-        return max(self._least, self._ratio * calls) - retries
+        succeeded, _ = self._outcomes.counts(now)
+        return max(self._least, self._ratio * calls) + self._EARNED * succeeded - retries
+
+    def paid_off(self, now: float) -> None:
+        """A retry succeeded."""
+        self._outcomes.count(True, now)
 
     def spend(self, now: float) -> None:
         """Count a retry."""

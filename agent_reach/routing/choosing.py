@@ -131,7 +131,7 @@ class Chooser:
             elif self._spills(best, chosen, now):
                 return chosen
             # Who is not crowded stays; looking further would cost another draw for each call.
-            if self._crowding(best, now) <= 1.0:
+            if self._crowding(best) <= 1.0:
                 return best
         return best
 
@@ -139,15 +139,14 @@ class Chooser:
         """True if a call would take so much longer near by, queues included, that it goes further away."""
         scorer = self._router.scorer
         rivals = scorer.rivals((near, far), now)
-        its = scorer.score(near, now, rivals).latency_s * self._crowding(near, now)
-        others = scorer.score(far, now, rivals).latency_s * self._crowding(far, now)
+        its = scorer.score(near, now, rivals).latency_s * self._crowding(near)
+        others = scorer.score(far, now, rivals).latency_s * self._crowding(far)
         return its > self._router.config.locality.spill * others
 
-    def _crowding(self, candidate: Candidate, now: float) -> float:
+    def _crowding(self, candidate: Candidate) -> float:
         """How many times as many calls as it runs at once it would have with one more; 1 while none would wait."""
-        instance = candidate.instance
-        slots = candidate.slots or self._router.config.locality.assumed_slots
-        return max(1.0, (instance.in_flight + candidate.learnt.others(now) + 1) / slots)
+        slots = candidate.slots or self._router.config.scoring.assumed_slots
+        return max(1.0, (candidate.instance.in_flight + 1) / slots)
 
     def _by_strategy(self, candidates: Sequence[Candidate], usable: _Usable, now: float) -> Candidate | None:
         router = self._router

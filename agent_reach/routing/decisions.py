@@ -6,7 +6,6 @@ scores only when somebody asks.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,8 @@ from typing import Any, NamedTuple, TypeAlias
 from agent_reach.config import ScoringConfig
 from agent_reach.model import AgentInfo
 from agent_reach.routing.breaker import BreakerState
-from agent_reach.routing.instance import Candidate, faded
+from agent_reach.routing.instance import Candidate
+from agent_reach.routing.stats import faded
 
 __all__ = ["CandidateSeen", "Decision", "DecisionLog"]
 
@@ -34,7 +34,6 @@ class CandidateSeen:
     latency_s: float
     waiting_s: float
     in_flight: int
-    others: float
     weight: float
     breaker: str
     excluded: str
@@ -79,13 +78,13 @@ class _Seen(NamedTuple):
     info: AgentInfo
     latency_s: float
     latency_at: float
-    waiting: int
-    waiting_began: float
+    failed_s: float
+    failed_at: float
+    began: float | None
     in_flight: int
-    others: int
-    others_at: float
     busy_until: float
     avoid_until: float
+    full: bool
     state: BreakerState
     until: float
     reason: str
@@ -97,12 +96,11 @@ _Raw: TypeAlias = tuple[float, str, str, int, str, str, float | None, list[tuple
 class DecisionLog:
     """Bounded: the latest thousand. `age_s` tells how old the client's knowledge is, in seconds."""
 
-    __slots__ = ("_age_s", "_decay_s", "_noted", "_report_decay_s")
+    __slots__ = ("_age_s", "_decay_s", "_noted")
 
     def __init__(self, age_s: Callable[[], float | None], config: ScoringConfig) -> None:
         self._age_s = age_s
         self._decay_s = config.decay_s
-        self._report_decay_s = config.report_decay_s
         self._noted: deque[_Raw] = deque(maxlen=_KEPT)
 
     def note(
@@ -132,10 +130,12 @@ class DecisionLog:
         excluded, until = _why_out(seen, now)
         return CandidateSeen(
             agent_id=seen.info.agent_id,
-            latency_s=seen.latency_s * math.exp(-max(0.0, now - seen.latency_at) / self._decay_s),
-            waiting_s=now - seen.waiting_began / seen.waiting if seen.waiting else 0.0,
+            latency_s=max(
+                faded(seen.latency_s, seen.latency_at, now, self._decay_s),
+                faded(seen.failed_s, seen.failed_at, now, self._decay_s),
+            ),
+            waiting_s=0.0 if seen.began is None else now - seen.began,
             in_flight=seen.in_flight,
-            others=faded(seen.others, seen.others_at, now, self._report_decay_s),
             weight=seen.info.weight,
             breaker=seen.state.value,
             excluded=excluded,
@@ -145,19 +145,19 @@ class DecisionLog:
 
 def _look(candidate: Candidate) -> tuple[Any, ...]:
     instance, learnt = candidate.instance, candidate.learnt
-    latency, breaker = learnt.latency, instance.breaker
+    latency, breaker, began = learnt.latency, instance.breaker, learnt.began
     return (
         candidate,
         instance.info,
-        latency.value_s,
+        latency.mean_s,
         latency.observed_at,
-        learnt.in_flight,
-        learnt.began_sum,
+        latency.failed_s,
+        latency.failed_at,
+        began[len(began) // 2] if began else None,
         instance.in_flight,
-        learnt.others_said,
-        learnt.load_at,
         learnt.busy_until,
         instance.avoid_until,
+        candidate.full,
         breaker.state,
         breaker.until,
         breaker.reason,
@@ -170,7 +170,7 @@ def _why_out(seen: _Seen, now: float) -> tuple[str, float | None]:
         return f"breaker {seen.state.value}: {seen.reason}", seen.until
     if seen.busy_until > now:
         return "it said that it is overloaded", seen.busy_until
-    if seen.in_flight >= seen.candidate.instance.limit or seen.waiting >= seen.candidate.limit:
+    if seen.full:
         return f"{seen.in_flight} calls of ours are in flight, as many as it gets", None
     if seen.avoid_until > now:
         return "asked last: it drains, or another answers at its address", seen.avoid_until

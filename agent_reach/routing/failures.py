@@ -36,6 +36,7 @@ from agent_reach.routing.outcomes import (
 __all__ = [
     "Call",
     "add_reason",
+    "all_fail",
     "attempt_of",
     "context_lost",
     "deadline_passed",
@@ -99,6 +100,15 @@ def none_admitted(call: Call, *, known: int, retry_after_s: float | None, busy: 
         return Overloaded(text, retry_after_s=retry_after_s, **call)
     text = f"{capability} is offered by {known} instance(s), but all are shut out after failures{when}"
     return NoHealthyAgent(text, retry_after_s=retry_after_s, **call)
+
+
+def all_fail(call: Call, *, in_a_row: int, waited_s: float) -> NoHealthyAgent:
+    """Whatever the instances depend on is down."""
+    text = (
+        f"the last {in_a_row} calls of {call['capability']} failed, whichever instance they went to; waited "
+        f"{waited_s:g} s for one to succeed. {_what_ran(call)}"
+    )
+    return NoHealthyAgent(text, **call)
 
 
 def tier_full(call: Call, tier: str, limit: int) -> Overloaded:

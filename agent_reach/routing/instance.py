@@ -12,79 +12,42 @@ from agent_reach.config import ReachConfig
 from agent_reach.model import AgentInfo, CapabilityInfo, LoadReport
 from agent_reach.routing.breaker import Breaker, BreakerState
 from agent_reach.routing.limits import GradientLimit
-from agent_reach.routing.stats import PeakEwma, SuccessShare
+from agent_reach.routing.stats import Latency, SuccessShare
 
-__all__ = ["Candidate", "Instance", "Learnt", "faded"]
-
-
-def faded(others: float, said_at: float, now: float, decay_s: float) -> float:
-    """What is left at `now` of a number of calls that an instance spoke of."""
-    return others * math.exp((said_at - now) / decay_s) if others and decay_s else 0.0
+__all__ = ["Candidate", "Instance", "Learnt"]
 
 
 class Learnt:
     """What was learnt of one capability of one instance. Kept by capability: one agent may answer a look-up in
     30 ms and write a report in a minute, and be full of reports while look-ups are idle.
 
-    `in_flight` counts this client's calls, `began_sum` adds up when they began; `busy_until` is when it may be
-    asked again after it said that it is overloaded; `load` is what it said last of its own load, and `others_said`, as of
-    `load_at`, what of that wasn't ours; `limit`, if there is one, is how many calls it has been seen to bear.
+    `began` lists when this client's calls in flight began, the oldest first; `busy_until` is when it may be asked
+    again after it said that it is overloaded; `load` is what it said last of its own load; `limit`, if there is
+    one, is how many calls it has been seen to bear.
     """
 
-    __slots__ = (
-        "_report_decay_s",
-        "began_sum",
-        "busy_until",
-        "in_flight",
-        "latency",
-        "limit",
-        "load",
-        "load_at",
-        "others_said",
-        "success",
-    )
+    __slots__ = ("began", "busy_until", "latency", "limit", "load", "success")
 
     def __init__(self, config: ReachConfig) -> None:
-        self.latency = PeakEwma(config.scoring.decay_s)
+        self.latency = Latency(config.scoring.decay_s)
         self.success = SuccessShare()
         self.limit = GradientLimit(config.bulkheads.adaptive) if config.bulkheads.adaptive else None
-        self.in_flight = 0
-        self.began_sum = 0.0
+        self.began: list[float] = []
         self.busy_until = 0.0
         self.load: LoadReport | None = None
-        self.others_said = 0
-        self.load_at = 0.0
-        self._report_decay_s = config.scoring.report_decay_s
 
-    def begin(self, now: float) -> None:
-        """A call of ours went there."""
-        self.in_flight += 1
-        self.began_sum += now
-
-    def end(self, began: float) -> None:
-        """The call that began then ended."""
-        self.in_flight -= 1
-        # Exactly nothing once nothing is left, whatever rounding did.
-        self.began_sum = self.began_sum - began if self.in_flight else 0.0
+    @property
+    def in_flight(self) -> int:
+        """How many of this client's calls are under way there."""
+        return len(self.began)
 
     def age_s(self, now: float) -> float:
-        """How long its calls in flight have taken so far, on average; 0.0 without any.
+        """How long more than half of its calls in flight have taken so far, in seconds; 0.0 without any.
 
         A call counts before it ends: who learns from answers alone sends a minute's calls to an instance that hangs
-        (Kratos `selector/node/ewma/node.go`).
+        (Kratos `selector/node/ewma/node.go`). More than half: one long call is no news.
         """
-        return now - self.began_sum / self.in_flight if self.in_flight else 0.0
-
-    def report(self, load: LoadReport | None, now: float) -> None:
-        """Take in what it says of its load. What isn't ours there is its other callers'."""
-        if load is not None:
-            self.load = load
-            self.others_said = max(0, load.in_flight + load.queued - self.in_flight)
-            self.load_at = now
-
-    def others(self, now: float) -> float:
-        """How many calls of other callers it probably has now; what it said fades."""
-        return faded(self.others_said, self.load_at, now, self._report_decay_s) if self.others_said else 0.0
+        return now - self.began[len(self.began) // 2] if self.began else 0.0
 
 
 class Instance:
@@ -147,7 +110,7 @@ class Candidate:
         return self.instance.info.endpoint.url
 
     @property
-    def latency(self) -> PeakEwma:
+    def latency(self) -> Latency:
         """How fast it answers this capability."""
         return self.learnt.latency
 
@@ -155,9 +118,9 @@ class Candidate:
     def full(self) -> bool:
         """True if as many of this client's calls are in flight to it as may be."""
         instance, learnt = self.instance, self.learnt
-        if instance.in_flight >= instance.limit or learnt.in_flight >= self.limit:
+        if instance.in_flight >= instance.limit or len(learnt.began) >= self.limit:
             return True
-        return learnt.limit is not None and learnt.in_flight >= learnt.limit.value
+        return learnt.limit is not None and len(learnt.began) >= learnt.limit.value
 
     @property
     def slots(self) -> int | None:

@@ -36,9 +36,9 @@ def begin(send: Send, plan: CallPlan, router: Router, now: float) -> tuple[InFli
     candidate = send.candidate
     permit, transition = candidate.instance.breaker.admit(now)
     candidate.instance.in_flight += 1
-    candidate.learnt.begin(now)
+    candidate.learnt.began.append(now)
     router.begin(plan.tier)
-    return InFlight(send, permit, now, candidate.learnt.in_flight), transition
+    return InFlight(send, permit, now, len(candidate.learnt.began)), transition
 
 
 def learn(flight: InFlight, outcome: Outcome, plan: CallPlan, router: Router, now: float) -> Transition | None:
@@ -46,7 +46,7 @@ def learn(flight: InFlight, outcome: Outcome, plan: CallPlan, router: Router, no
     candidate = flight.send.candidate
     instance, learnt = candidate.instance, candidate.learnt
     instance.in_flight -= 1
-    learnt.end(flight.at)
+    learnt.began.remove(flight.at)
     router.end(plan.tier)
     config, elapsed_s = router.config, now - flight.at
     attempt_s = config.timeouts.of(candidate.capability.timeout)
@@ -55,11 +55,16 @@ def learn(flight: InFlight, outcome: Outcome, plan: CallPlan, router: Router, no
         learnt.latency.observe(elapsed_s, now)
         router.shared(plan.capability).latencies.observe(elapsed_s)
     elif verdict is not Verdict.NEUTRAL:
-        learnt.latency.observe(max(elapsed_s, config.scoring.failure_latency_s), now, failed=True)
+        learnt.latency.fail(max(elapsed_s, config.scoring.failure_latency_s), now)
     elif _had_it(outcome) and elapsed_s > learnt.latency.at(now):
         # Nobody's fault, but whoever gave up would have had to wait longer still.
         learnt.latency.observe(elapsed_s, now)
     if verdict is not Verdict.NEUTRAL:
+        outage = router.shared(plan.capability).outage
+        if verdict is Verdict.SUCCESS:
+            outage.succeeded(now)
+        else:
+            outage.failed(now, router.rng)
         learnt.success.observe(verdict is Verdict.SUCCESS, now)
     if learnt.limit is not None:
         _teach_limit(flight, outcome, elapsed_s)
@@ -101,11 +106,11 @@ def _hear(flight: InFlight, outcome: Outcome, now: float) -> None:
     match outcome:
         case Succeeded():
             state = outcome.reply.state
-            learnt.report(outcome.reply.load, now)
+            learnt.load = outcome.reply.load or learnt.load
             learnt.busy_until = 0.0
         case Rejected():
             state = outcome.state
-            learnt.report(outcome.load, now)
+            learnt.load = outcome.load or learnt.load
             if outcome.retry_after_s is not None:
                 learnt.busy_until = now + min(outcome.retry_after_s, _LONGEST_BUSY_S)
         case _:

@@ -12,6 +12,7 @@ from agent_reach.routing.decisions import DecisionLog
 from agent_reach.routing.index import Index, Lookup
 from agent_reach.routing.instance import Candidate
 from agent_reach.routing.locality import rings
+from agent_reach.routing.outage import Outage
 from agent_reach.routing.scoring import scorer_of
 from agent_reach.routing.stats import RecentLatencies
 
@@ -20,10 +21,10 @@ __all__ = ["Router", "Shared"]
 
 class Shared:
     """What the calls of one capability share: what they may spend on retries and on second copies, how long they
-    took, whose turn it is.
+    took, whether all of them fail, whose turn it is.
     """
 
-    __slots__ = ("_candidates", "_rings", "_zone", "hedges", "latencies", "retries", "turn")
+    __slots__ = ("_candidates", "_rings", "_zone", "hedges", "latencies", "outage", "retries", "turn")
 
     def __init__(self, config: ReachConfig, zone: str | None) -> None:
         retry = config.retry
@@ -31,6 +32,7 @@ class Shared:
         hedge_ratio = config.hedge.budget_ratio if config.hedge is not None else 0.05
         self.hedges = RetryBudget(hedge_ratio, 1, retry.budget_window_s)
         self.latencies = RecentLatencies()
+        self.outage = Outage()
         self.turn = 0
         self._zone = zone
         self._candidates: Sequence[Candidate] = ()

@@ -1,12 +1,16 @@
 """(candidate, now) -> cost. The lowest is best.
 
-Peak EWMA, after finagle `PeakEwma.scala`; a cost is an estimate of seconds until an answer:
+The expected time until an answer, in seconds:
 
-    latency = the decayed peak of what calls took, or how long those in flight have taken so far, whichever is more
-    cost    = latency x (calls in flight + 1) / weight
+    latency = the mean of what calls took, or how long most of those in flight have taken so far, whichever is more
+    cost    = latency x (1 + calls in flight / sqrt(slots)) / weight
 
-Slow start (Envoy `slow_start.rst`, linear from the floor to 1) is no part of the cost: the better of two is picked,
-so a handicap would keep a newcomer from every call until it is gone. It is a share of the draws instead, taken in
+After finagle's `PeakEwma.scala`, whose cost is latency x (calls in flight + 1). Of an instance that says it runs
+s calls at a time, one more of ours costs more than 1/s of a call, since we don't see those of other callers, and
+less than a whole one; the root lies between, and did best in simulation (docs/routing.md).
+
+Slow start (Envoy `slow_start.rst`, linear from the floor to 1) is no part of the cost: the best is picked, so a
+handicap would keep a newcomer from every call until it is gone. It is a share of the draws instead, taken in
 selection.py.
 
 Weighted: parts of 0..1 each, times their shares; a cost is what is missing to a perfect score.
@@ -14,6 +18,7 @@ Weighted: parts of 0..1 each, times their shares; a cost is what is missing to a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -22,23 +27,23 @@ from agent_reach.config import ReachConfig, ScoreWeights, ScoringConfig
 from agent_reach.routing.instance import Candidate
 from agent_reach.routing.locality import distance
 
-__all__ = ["PeakEwmaScorer", "Rivals", "Score", "Scorer", "WeightedScorer", "scorer_of"]
+__all__ = ["ExpectedTimeScorer", "Rivals", "Score", "Scorer", "WeightedScorer", "scorer_of"]
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A cost with its parts: latency in seconds, calls in flight (ours, and `others` as it said), announced weight.
+    """A cost with its parts: latency in seconds, calls of ours in flight, slots and weight as announced or assumed.
 
     `warm`, 0..1, is the share of its draws that an instance takes part in. `known` is False while the instance has
-    no history, so that `latency_s` is an assumption; `failed` if its latest call failed, so that `latency_s` is
-    what a failure is booked as; `waiting` if `latency_s` is how long the calls in flight have taken so far.
-    `parts`, of a weighted score: (name, 0..1, share) of each.
+    no history, so that `latency_s` is an assumption; `failed` if `latency_s` is what is left of its latest failure;
+    `waiting` if it is how long most calls in flight have taken so far. `parts`, of a weighted score: (name, 0..1,
+    share) of each.
     """
 
     cost: float
     latency_s: float
     in_flight: int
-    others: float
+    slots: int
     weight: float
     warm: float
     known: bool
@@ -58,8 +63,7 @@ class Score:
             latency += " (assumed)"
         elif self.failed:
             latency += " (booked for a failure)"
-        others = f" + {self.others:.1f} of others" if self.others >= 0.05 else ""
-        load = f"({self.in_flight} in flight{others} + 1)"
+        load = f"(1 + {self.in_flight} in flight / sqrt({self.slots} slots))"
         return f"cost {self.cost:.4f} = latency {latency} x {load} / weight {self.weight:g}{warming}"
 
 
@@ -91,16 +95,17 @@ class Scorer(Protocol):
         ...
 
 
-class PeakEwmaScorer:
+class ExpectedTimeScorer:
     """The default scorer."""
 
-    __slots__ = ("_config",)
+    __slots__ = ("_config", "_root")
 
     def __init__(self, config: ScoringConfig) -> None:
         self._config = config
+        self._root = math.sqrt(config.assumed_slots)
 
     def rivals(self, candidates: Sequence[Candidate], now: float) -> Rivals:
-        """What an instance without history is taken for: the fastest of its rivals that answered last.
+        """What an instance without history is taken for: the fastest of its rivals whose calls don't fail.
 
         A fixed guess would either flood a newcomer or starve it.
         """
@@ -109,23 +114,55 @@ class PeakEwmaScorer:
             latency, weight = candidate.learnt.latency, candidate.instance.info.weight
             if weight > heaviest:
                 heaviest = weight
-            if latency.samples and not latency.failed:
+            if latency.samples:
                 value = latency.at(now)
-                if value < fastest or not fastest:
+                if (value < fastest or not fastest) and not (latency.failed_s and latency.booked_s(now) >= value):
                     fastest = value
         return Rivals(fastest or self._config.seed_latency_s, heaviest)
 
     def cost(self, candidate: Candidate, now: float, rivals: Rivals) -> float:
         """Return an estimate of seconds until an answer."""
-        instance = candidate.instance
+        instance, slots = candidate.instance, candidate.slots
         # Of all calls to the instance: whatever keeps it busy, it has less time for this one.
-        waiting = instance.in_flight + candidate.learnt.others(now) + 1
-        return self._latency_s(candidate, now, rivals) * waiting / instance.info.weight
+        load = 1.0 + instance.in_flight / (math.sqrt(slots) if slots else self._root)
+        return self.latency_s(candidate, now, rivals) * load / instance.info.weight
 
     def score(self, candidate: Candidate, now: float, rivals: Rivals) -> Score:
         """Return the same cost with its parts."""
-        return _score(
-            candidate, now, self.cost(candidate, now, rivals), self._latency_s(candidate, now, rivals), self
+        return self.parts_of(candidate, now, rivals, self.cost(candidate, now, rivals))
+
+    def latency_s(self, candidate: Candidate, now: float, rivals: Rivals) -> float:
+        """What a call takes there, queueing left out, in seconds."""
+        learnt = candidate.learnt
+        latency_s = learnt.latency.at(now) if learnt.latency.samples else rivals.latency_s
+        if learnt.began:
+            age_s = learnt.age_s(now)
+            if age_s > latency_s:
+                return age_s
+        return latency_s
+
+    def parts_of(
+        self,
+        candidate: Candidate,
+        now: float,
+        rivals: Rivals,
+        cost: float,
+        parts: tuple[tuple[str, float, float], ...] = (),
+    ) -> Score:
+        """Put a cost and what it is made of together."""
+        instance, learnt = candidate.instance, candidate.learnt
+        latency_s = self.latency_s(candidate, now, rivals)
+        return Score(
+            cost,
+            latency_s,
+            instance.in_flight,
+            candidate.slots or self._config.assumed_slots,
+            instance.info.weight,
+            self.warm(candidate, now),
+            learnt.latency.samples > 0,
+            learnt.latency.failed_s > 0 and learnt.latency.booked_s(now) >= latency_s,
+            learnt.in_flight > 0 and learnt.age_s(now) >= latency_s,
+            parts,
         )
 
     def warm(self, candidate: Candidate, now: float) -> float:
@@ -149,7 +186,7 @@ class WeightedScorer:
     __slots__ = ("_latencies", "_shares", "_zone")
 
     def __init__(self, config: ScoringConfig, shares: ScoreWeights, zone: str | None) -> None:
-        self._latencies = PeakEwmaScorer(config)
+        self._latencies = ExpectedTimeScorer(config)
         self._shares = shares
         self._zone = zone
 
@@ -165,8 +202,7 @@ class WeightedScorer:
         """Return the same cost with its parts."""
         parts = self._parts(candidate, now, rivals)
         cost = sum((1.0 - value) * share for _, value, share in parts)
-        latency_s = self._latencies._latency_s(candidate, now, rivals)
-        return _score(candidate, now, cost, latency_s, self, parts)
+        return self._latencies.parts_of(candidate, now, rivals, cost, parts)
 
     def warm(self, candidate: Candidate, now: float) -> float:
         """Rises from the floor to 1 within the window."""
@@ -174,8 +210,8 @@ class WeightedScorer:
 
     def _parts(self, candidate: Candidate, now: float, rivals: Rivals) -> tuple[tuple[str, float, float], ...]:
         shares, instance = self._shares, candidate.instance
-        latency_s = self._latencies._latency_s(candidate, now, rivals)
-        taken = (instance.in_flight + candidate.learnt.others(now)) / (candidate.slots or instance.limit)
+        latency_s = self._latencies.latency_s(candidate, now, rivals)
+        taken = instance.in_flight / (candidate.slots or instance.limit)
         parts = (
             ("success", candidate.learnt.success.at(now), shares.success),
             ("latency", min(1.0, rivals.latency_s / latency_s) if latency_s > 0 else 1.0, shares.latency),
@@ -189,28 +225,5 @@ class WeightedScorer:
 def scorer_of(config: ReachConfig, zone: str | None) -> Scorer:
     """The scorer that the settings ask for; `zone` is the caller's own."""
     if config.scoring.weights is None:
-        return PeakEwmaScorer(config.scoring)
+        return ExpectedTimeScorer(config.scoring)
     return WeightedScorer(config.scoring, config.scoring.weights, zone)
-
-
-def _score(
-    candidate: Candidate,
-    now: float,
-    cost: float,
-    latency_s: float,
-    scorer: Scorer,
-    parts: tuple[tuple[str, float, float], ...] = (),
-) -> Score:
-    instance, learnt = candidate.instance, candidate.learnt
-    return Score(
-        cost,
-        latency_s,
-        instance.in_flight,
-        learnt.others(now),
-        instance.info.weight,
-        scorer.warm(candidate, now),
-        learnt.latency.samples > 0,
-        learnt.latency.failed,
-        learnt.in_flight > 0 and learnt.age_s(now) >= latency_s,
-        parts,
-    )

@@ -1,7 +1,8 @@
-"""Which of the usable candidates gets a call: the better of two, each in turn, or by weight.
+"""Which of the usable candidates gets a call: the best of a few, each in turn, or by weight.
 
-Power of two choices: Mitzenmacher 2001; finagle `P2CPick.scala`. The cost of a pick doesn't grow with the number of
-candidates, unless nearly none of them can be used.
+The best of a few drawn at random: Mitzenmacher's power of two choices (2001; finagle `P2CPick.scala`), with more
+than two, so that of a handful the best is found. The cost of a pick doesn't grow with the number of candidates,
+unless nearly none of them can be used.
 """
 
 from __future__ import annotations
@@ -14,9 +15,6 @@ from agent_reach.routing.scoring import Scorer
 
 __all__ = ["cheapest", "in_turn", "pick", "weighted"]
 
-# With half of the candidates unusable, five draws of two all miss in 1 of 1,000 picks; then all are looked at.
-_DRAWS = 5
-
 
 def pick(
     candidates: Sequence[Candidate],
@@ -24,25 +22,16 @@ def pick(
     scorer: Scorer,
     now: float,
     rng: random.Random,
-    choices: int = 2,
+    choices: int,
 ) -> Candidate | None:
     """Return the best of `choices` usable candidates drawn at random; None if none is usable."""
     count = len(candidates)
-    if count < 2:
-        return candidates[0] if count and usable(candidates[0]) else None
-    if choices == 2 and count > 2:
-        for _ in range(_DRAWS):
-            first = int(rng.random() * count)
-            second = int(rng.random() * (count - 1))
-            if second >= first:
-                second += 1
-            drawn = [c for c in (candidates[first], candidates[second]) if usable(c)]
-            if drawn:
-                return cheapest(drawn, scorer, now, rng)
-    elif choices < count:
-        drawn = [c for c in rng.sample(candidates, min(choices * 2, count)) if usable(c)][:choices]
-        if drawn:
-            return cheapest(drawn, scorer, now, rng)
+    if count > choices:
+        # Neighbours from a place drawn at random would always meet the same rivals.
+        drawn = [candidates[place] for place in _draw(count, choices, rng)]
+        left = [candidate for candidate in drawn if usable(candidate)]
+        if left:
+            return cheapest(left, scorer, now, rng)
     left = [candidate for candidate in candidates if usable(candidate)]
     if not left:
         return None
@@ -51,6 +40,14 @@ def pick(
     # Begin anywhere: of equals the first wins.
     turn = int(rng.random() * len(left))
     return cheapest(left[turn:] + left[:turn], scorer, now, rng)
+
+
+def _draw(count: int, choices: int, rng: random.Random) -> set[int]:
+    """Return `choices` different places out of `count`."""
+    places: set[int] = set()
+    while len(places) < choices:
+        places.add(int(rng.random() * count))
+    return places
 
 
 def cheapest(drawn: Sequence[Candidate], scorer: Scorer, now: float, rng: random.Random) -> Candidate:

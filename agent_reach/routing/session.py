@@ -48,6 +48,8 @@ class CallSession:
         "_flights",
         "_hedged",
         "_last",
+        "_last_at",
+        "_patient_until",
         "_place_wait_until",
         "_plan",
         "_resume_at",
@@ -69,7 +71,9 @@ class CallSession:
         self._charged = 0
         self._resume_at = plan.started
         self._place_wait_until: float | None = None
+        self._patient_until = min(plan.deadline, plan.started + plan.retry.patience_s)
         self._last: Outcome | None = None
+        self._last_at: Candidate | None = None
         self._flights: list[InFlight] = []
         self._hedged = False
         self._end: Return | Raise | None = None
@@ -108,6 +112,11 @@ class CallSession:
             candidates = self._bound_to_owner(candidates)
             if not candidates:
                 return self._raise(failures.context_lost(self._call(), self._chooser.context_lost))
+        wait_s = self._shared.outage.wait_s(now)
+        if wait_s > 0 and self._patient_until > now and self._plan.pinned is None:
+            return Wait(min(wait_s, self._patient_until - now), until_place=True)
+        if wait_s > 0 and self._plan.pinned is None and self._plan.retry.patience_s > 0:
+            return self._raise(self._outage_error())
         if self._router.tier_full(self._plan.tier):
             return self._nobody_admits(candidates, now)
         choice = self._chooser.choose(candidates, now)
@@ -125,13 +134,15 @@ class CallSession:
         self._plan.allowance.give_back(outcomes.unspent(outcome, send.retry_allowance))
         if self._end is not None:
             return
-        self._last = outcome
+        self._last, self._last_at = outcome, candidate
         self._attempts.append(
             failures.attempt_of(send.number, candidate.agent_id, candidate.url, outcome, now - flight.at)
         )
         if isinstance(outcome, Succeeded):
             if self._plan.context_id is not None:
                 self._chooser.answered(candidate)
+            if self._charged:
+                self._shared.retries.paid_off(now)
             self._end = Return(outcome.reply, self.attempts)
         elif isinstance(outcome, Cancelled):
             self._end = Raise(ReachError("the caller cancelled this call", **self._call()))
@@ -158,6 +169,7 @@ class CallSession:
         candidate, plan = choice.candidate, self._plan
         if not self._sent:
             self._shared.retries.call_began(now)
+        self._shared.outage.sent(now, self._router.rng)
         self._sent += 1
         self._router.decisions.note(
             now, plan.request_id, plan.capability, self._sent, candidate.agent_id, choice.rule, candidates
@@ -245,6 +257,10 @@ class CallSession:
         if self._plan.allowance.left < 1:
             self._fail(candidate, outcome).starved = True
             return
+        if self._shared.outage.wait_s(now) > 0:
+            # Whether and when it goes out again is decided then.
+            self._plan.allowance.take()
+            return
         if self._shared.retries.left(now) < 1:
             failures.add_reason(
                 self._fail(candidate, outcome), "not repeated: too many calls of this capability fail"
@@ -295,6 +311,18 @@ class CallSession:
         idempotent = candidate.capability.idempotent
         error = failures.failed(self._call(), outcome, agent_id=candidate.agent_id, idempotent=idempotent)
         return self._raise(error).error
+
+    def _outage_error(self) -> ReachError:
+        """It waited for an outage to end, in vain."""
+        in_a_row = self._shared.outage.in_a_row
+        if self._last is not None and self._last_at is not None:
+            idempotent = self._last_at.capability.idempotent
+            error = failures.failed(
+                self._call(), self._last, agent_id=self._last_at.agent_id, idempotent=idempotent
+            )
+            failures.add_reason(error, f"waited for an end of it in vain: so did the last {in_a_row} calls")
+            return error
+        return failures.all_fail(self._call(), in_a_row=in_a_row, waited_s=self._plan.retry.patience_s)
 
     def _deadline_error(self, phase: str) -> ReachError:
         total_s = self._plan.deadline - self._plan.started

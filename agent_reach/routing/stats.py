@@ -8,42 +8,61 @@ from __future__ import annotations
 import math
 from collections import deque
 
-__all__ = ["PeakEwma", "RecentLatencies", "SlidingPair", "SuccessShare"]
+__all__ = ["Latency", "RecentLatencies", "SlidingPair", "SuccessShare", "faded"]
 
 
-class PeakEwma:
-    """Peak-sensitive moving average of a latency in seconds (finagle `PeakEwma.scala`, linkerd2 `ewma`).
+class Latency:
+    """How long calls take, in seconds: the geometric mean of the latest, a sample weighing 1 - exp(-dt / decay).
 
-    A sample above the average replaces it at once; a lower one pulls it down with weight 1 - exp(-dt / decay).
-    Without samples the average fades to 0, so that an instance once slow is tried again. `value_s` is the average
-    as of `observed_at`, the time of the latest sample.
+    The time constant and the fading are Finagle's (`PeakEwma.scala`): without samples the mean fades to 0, so
+    that an instance once slow is tried again. The logarithm is averaged because latencies of agents spread over
+    orders of magnitude: one call in a hundred that takes a minute must not hide what the other 99 say. A failure
+    is booked as so many seconds at once, and fades alike.
     """
 
-    __slots__ = ("_decay_s", "failed", "observed_at", "samples", "value_s")
+    __slots__ = ("_decay_s", "_log", "failed_at", "failed_s", "mean_s", "observed_at", "samples")
 
     def __init__(self, decay_s: float) -> None:
         self._decay_s = decay_s
-        self.value_s = 0.0
+        self._log = 0.0
+        self.mean_s = 0.0
         self.observed_at = 0.0
+        # What the latest failure was booked as, 0.0 without any.
+        self.failed_s = 0.0
+        self.failed_at = 0.0
         self.samples = 0
-        # True if the latest sample is what a failure was booked as, and so no latency of an answer.
-        self.failed = False
 
     def at(self, now: float) -> float:
-        """Return the average as of `now`, in seconds; 0.0 without samples."""
-        age_s = now - self.observed_at
-        return self.value_s * math.exp(-age_s / self._decay_s) if age_s > 0 else self.value_s
+        """Return the mean, or what is left of the latest failure if that is more, as of `now`, in seconds."""
+        mean_s = faded(self.mean_s, self.observed_at, now, self._decay_s)
+        return max(mean_s, self.booked_s(now)) if self.failed_s else mean_s
 
-    def observe(self, latency_s: float, now: float, *, failed: bool = False) -> None:
-        """Take in one sample, in seconds; `failed` if it stands for a failure."""
-        self.samples += 1
-        self.failed = failed
-        if latency_s > self.value_s:
-            self.value_s = latency_s
-        else:
-            keep = math.exp(-max(0.0, now - self.observed_at) / self._decay_s)
-            self.value_s = self.value_s * keep + latency_s * (1.0 - keep)
+    def booked_s(self, now: float) -> float:
+        """Return what is left of the latest failure, in seconds."""
+        return faded(self.failed_s, self.failed_at, now, self._decay_s)
+
+    def observe(self, latency_s: float, now: float) -> None:
+        """Take in how long a call took, in seconds."""
+        log = math.log(max(latency_s, 1e-6))
+        if self.samples and now > self.observed_at:
+            log += (self._log - log) * math.exp((self.observed_at - now) / self._decay_s)
+        elif self.samples:
+            log = max(log, self._log)
+        self._log = log
+        self.mean_s = math.exp(log)
         self.observed_at = now
+        self.samples += 1
+
+    def fail(self, booked_s: float, now: float) -> None:
+        """Take in a failure, booked as so many seconds."""
+        self.failed_s = booked_s
+        self.failed_at = now
+        self.samples += 1
+
+
+def faded(value: float, since: float, now: float, decay_s: float) -> float:
+    """Return what is left at `now` of a `value` that fades exponentially; `decay_s` is its time constant."""
+    return value * math.exp((since - now) / decay_s) if now > since else value
 
 
 class SlidingPair:

@@ -169,11 +169,11 @@ def three_hops(sim: Simulation, algorithm: AlgorithmFactory) -> None:
     sim.load(sim.clients(3, algorithm), "a.do.v1", Poisson(100))
 
 
-@scenario("One call in a hundred takes 40 s, the others 0.1 s", length_s=180)
+@scenario("One call in two hundred takes 40 s, the others 0.1 s", length_s=180)
 def long_and_short(sim: Simulation, algorithm: AlgorithmFactory) -> None:
-    service = Bimodal(SERVICE, LogNormal(40.0, 0.2), 0.01)
+    service = Bimodal(SERVICE, LogNormal(40.0, 0.2), 0.005)
     sim.fleet(WORK, 8, service=service, slots=4, timeout="long")
-    sim.load(sim.clients(5, algorithm), WORK, Poisson(40))
+    sim.load(sim.clients(5, algorithm), WORK, Poisson(60))
 
 
 @scenario("Two replicas, one ten times slower for 30 s")
