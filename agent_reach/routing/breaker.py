@@ -27,6 +27,10 @@ from agent_reach.routing.stats import SlidingPair
 __all__ = ["Breaker", "BreakerPermit", "BreakerState", "Transition", "Verdict"]
 
 
+# However much its peers are overloaded, an instance that fails is looked at no more often.
+_BETWEEN_PROBES_S = 1.0
+
+
 class BreakerState(enum.Enum):
     """Where the breaker stands."""
 
@@ -69,8 +73,10 @@ class Breaker:
 
     __slots__ = (
         "_config",
+        "_hurried",
         "_in_a_row",
         "_open_s",
+        "_opened_at",
         "_probing",
         "_window",
         "generation",
@@ -86,6 +92,8 @@ class Breaker:
         self._in_a_row = 0
         # How long it opened last, if it didn't close since.
         self._open_s = 0.0
+        self._opened_at = 0.0
+        self._hurried = False
         self._probing = False
         # True from when nothing listened there until something does.
         self.unreachable = False
@@ -101,6 +109,14 @@ class Breaker:
         if self.state is BreakerState.OPEN:
             return now >= self.until
         return not self._probing
+
+    def hurry(self, now: float) -> bool:
+        """Bring the probe forward, for a call that nobody else takes; False if one went out within a second."""
+        if self.state is not BreakerState.OPEN or now < self._opened_at + _BETWEEN_PROBES_S:
+            return False
+        self.until = min(self.until, now)
+        self._hurried = True
+        return True
 
     def probe_due(self, now: float) -> bool:
         """True if the next call admitted would be the probe."""
@@ -173,13 +189,17 @@ class Breaker:
     def _open(self, reason: str, verdict: Verdict, now: float, rng: random.Random) -> Transition:
         self.unreachable = verdict is Verdict.UNREACHABLE
         first_s = self._config.unreachable_s if self.unreachable else self._config.open_s
-        self._open_s = min(max(first_s, self._open_s * 2), self._config.max_open_s)
+        # What was looked at before its time is no worse than it was.
+        again_s = self._open_s if self._hurried else self._open_s * 2
+        self._open_s = min(max(first_s, again_s), self._config.max_open_s)
+        self._opened_at, self._hurried = now, False
         # Equal jitter: half is certain, half is drawn, so that clients don't probe in step.
         self.until = now + self._open_s / 2 + rng.random() * self._open_s / 2
         return self._move(BreakerState.OPEN, reason)
 
     def _close(self) -> Transition:
         self._open_s = 0.0
+        self._hurried = False
         self._in_a_row = 0
         self.unreachable = False
         self._window.clear()

@@ -2,7 +2,8 @@
 
 In this order: those of a given route; the owner of the conversation; the nearest that are well, unless those
 further away are so much quicker; those that are better left alone (they drain, or another answers there); all of
-them if too many are shut out; and at last those where nothing listened when we looked.
+them if too many are shut out; one that is shut out, to see whether it is well again; and at last those where
+nothing listened when we looked.
 """
 
 from __future__ import annotations
@@ -100,14 +101,25 @@ class Chooser:
                 return Choice(panicking, "panic: health ignored")
         if chosen is not None:
             return Choice(chosen, self._plan.strategy)
-        for usable, rule in (
-            (_Usable(now, self._round), "avoided, but nobody else is left"),
-            (_Usable(now, self._round, unreachable=True), "unreachable, but nobody else is left"),
-        ):
-            chosen = self._by_strategy(candidates, usable, now)
+        chosen = self._by_strategy(candidates, _Usable(now, self._round), now)
+        if chosen is not None:
+            return Choice(chosen, "avoided, but nobody else is left")
+        if self._hurry_probes(candidates, now):
+            chosen = self._by_strategy(candidates, _Usable(now, self._round), now)
             if chosen is not None:
-                return Choice(chosen, rule)
-        return None
+                return Choice(chosen, "early probe, as nobody else is left")
+        chosen = self._by_strategy(candidates, _Usable(now, self._round, unreachable=True), now)
+        return None if chosen is None else Choice(chosen, "unreachable, but nobody else is left")
+
+    def _hurry_probes(self, candidates: Sequence[Candidate], now: float) -> bool:
+        """Let those that are shut out be looked at before their time; only by calls that may be repeated."""
+        if self._plan.retry.max_attempts < 2:
+            return False
+        return any(
+            candidate.capability.idempotent and candidate.instance.breaker.hurry(now)
+            for candidate in candidates
+            if candidate.agent_id not in self._round and not candidate.instance.breaker.available(now)
+        )
 
     def _named(self, candidates: Sequence[Candidate], now: float) -> Choice | None:
         usable = _Usable(now, self._round)

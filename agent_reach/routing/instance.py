@@ -80,6 +80,11 @@ class Instance:
         """How many calls this client keeps in flight to it at the most."""
         return self.info.max_concurrency or self._config.bulkheads.per_instance
 
+    def forgive(self) -> None:
+        """Forget what failures were booked as: it is well again."""
+        for learnt in self._learnt.values():
+            learnt.latency.forgive()
+
     def offer(self, capability: CapabilityInfo) -> Candidate:
         """Return this instance as a candidate for one capability."""
         learnt = self._learnt.get(capability.name)

@@ -78,6 +78,7 @@ def learn(flight: InFlight, outcome: Outcome, plan: CallPlan, router: Router, no
     )
     if transition is not None and transition.after is BreakerState.CLOSED:
         instance.warm_from = now
+        instance.forgive()
     _hear(flight, outcome, now)
     return transition
 

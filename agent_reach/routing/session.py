@@ -112,11 +112,11 @@ class CallSession:
             candidates = self._bound_to_owner(candidates)
             if not candidates:
                 return self._raise(failures.context_lost(self._call(), self._chooser.context_lost))
-        wait_s = self._shared.outage.wait_s(now)
-        if wait_s > 0 and self._patient_until > now and self._plan.pinned is None:
+        wait_s = self._outage_wait_s(now)
+        if wait_s > 0:
+            if now >= self._patient_until:
+                return self._raise(self._outage_error())
             return Wait(min(wait_s, self._patient_until - now), until_place=True)
-        if wait_s > 0 and self._plan.pinned is None and self._plan.retry.patience_s > 0:
-            return self._raise(self._outage_error())
         if self._router.tier_full(self._plan.tier):
             return self._nobody_admits(candidates, now)
         choice = self._chooser.choose(candidates, now)
@@ -257,7 +257,7 @@ class CallSession:
         if self._plan.allowance.left < 1:
             self._fail(candidate, outcome).starved = True
             return
-        if self._shared.outage.wait_s(now) > 0:
+        if self._outage_wait_s(now) > 0:
             # Whether and when it goes out again is decided then.
             self._plan.allowance.take()
             return
@@ -268,7 +268,7 @@ class CallSession:
             return
         self._plan.allowance.take()
         self._shared.retries.spend(now)
-        if elsewhere and not outcomes.executed(outcome):
+        if elsewhere:
             return
         self._resume_at = now + backoff.delay_s(self._charged, self._plan.retry, self._router.rng)
         if self._resume_at >= self._plan.deadline:
@@ -311,6 +311,12 @@ class CallSession:
         idempotent = candidate.capability.idempotent
         error = failures.failed(self._call(), outcome, agent_id=candidate.agent_id, idempotent=idempotent)
         return self._raise(error).error
+
+    def _outage_wait_s(self, now: float) -> float:
+        """How long the call has to wait because all calls of the capability fail; 0 for one that doesn't wait."""
+        if self._plan.retry.patience_s <= 0 or self._plan.pinned is not None:
+            return 0.0
+        return self._shared.outage.wait_s(now)
 
     def _outage_error(self) -> ReachError:
         """It waited for an outage to end, in vain."""

@@ -59,6 +59,10 @@ class Latency:
         self.failed_at = now
         self.samples += 1
 
+    def forgive(self) -> None:
+        """Forget the latest failure: the instance is well again."""
+        self.failed_s = 0.0
+
 
 def faded(value: float, since: float, now: float, decay_s: float) -> float:
     """Return what is left at `now` of a `value` that fades exponentially; `decay_s` is its time constant."""

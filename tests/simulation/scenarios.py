@@ -104,6 +104,13 @@ def gray_failure(sim: Simulation, algorithm: AlgorithmFactory) -> None:
     sim.load(sim.clients(5, algorithm), WORK, Poisson(100))
 
 
+@scenario("Two of four fail for 15 s, at 65 % load: for that time the others don't suffice")
+def half_fail(sim: Simulation, algorithm: AlgorithmFactory) -> None:
+    servers = sim.fleet(WORK, 4, service=SERVICE, slots=6)
+    sim.inject(FailFast(from_s=15, until_s=30), servers[:2])
+    sim.load(sim.clients(5, algorithm), WORK, Poisson(0.65 * 24 / MEAN_S))
+
+
 @scenario("All fail 60 % of their calls for 10 s, at 65 % load")
 def all_fail_60(sim: Simulation, algorithm: AlgorithmFactory) -> None:
     servers = sim.fleet(WORK, 3, service=SERVICE, slots=8)
