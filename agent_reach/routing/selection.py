@@ -46,11 +46,12 @@ def pick(
     left = [candidate for candidate in candidates if usable(candidate)]
     if not left:
         return None
-    if len(left) > choices:
-        left = rng.sample(left, choices)
-    # Begin anywhere: of equals the first wins.
-    turn = int(rng.random() * len(left))
-    return cheapest(left[turn:] + left[:turn], scorer, now, rng)
+    # In any order: of equals the first wins.
+    if len(left) > 2:
+        left = rng.sample(left, min(choices, len(left)))
+    elif rng.random() < 0.5:
+        left.reverse()
+    return cheapest(left, scorer, now, rng)
 
 
 def cheapest(drawn: Sequence[Candidate], scorer: Scorer, now: float, rng: random.Random) -> Candidate:
