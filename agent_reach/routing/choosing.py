@@ -85,6 +85,7 @@ class Chooser:
     def _note(self, candidate: Candidate) -> None:
         self._tried.add(candidate.agent_id)
         self._round.add(candidate.agent_id)
+        candidate.learnt.turn = self._router.next_turn()
 
     def _choose(self, candidates: Sequence[Candidate], now: float) -> Choice | None:
         steady = _Usable(now, self._round, avoided=False)
@@ -152,8 +153,7 @@ class Chooser:
     def _by_strategy(self, candidates: Sequence[Candidate], usable: _Usable, now: float) -> Candidate | None:
         router = self._router
         if self._plan.strategy == "round_robin":
-            self._shared.turn += 1
-            return in_turn(candidates, usable, self._shared.turn)
+            return in_turn(candidates, usable)
         if self._plan.strategy == "weighted_random":
             return weighted(candidates, usable, router.scorer, now, router.rng)
         return pick(candidates, usable, router.scorer, now, router.rng, router.config.scoring.choices)

@@ -23,7 +23,7 @@ class Learnt:
 
     `in_flight` counts this client's calls; `busy_until` is when it may be asked again after it said that it is
     overloaded; `load` is what it said last of its own load; `limit`, if there is one, is how many calls it has been
-    seen to bear.
+    seen to bear; `turn` is the number of the latest choice of this client that fell on it.
     """
 
     __slots__ = (
@@ -37,6 +37,7 @@ class Learnt:
         "limit",
         "load",
         "success",
+        "turn",
     )
 
     def __init__(self, config: ReachConfig) -> None:
@@ -44,6 +45,7 @@ class Learnt:
         self.success = SuccessShare()
         self.limit = GradientLimit(config.bulkheads.adaptive) if config.bulkheads.adaptive else None
         self.in_flight = 0
+        self.turn = 0
         self._began_sum = 0.0
         self.busy_until = 0.0
         self.load: LoadReport | None = None

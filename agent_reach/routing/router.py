@@ -20,10 +20,10 @@ __all__ = ["Router", "Shared"]
 
 class Shared:
     """What the calls of one capability share: what they may spend on retries and on second copies, how long they
-    took, whose turn it is.
+    took.
     """
 
-    __slots__ = ("_candidates", "_rings", "_zone", "hedges", "latencies", "retries", "turn")
+    __slots__ = ("_candidates", "_rings", "_zone", "hedges", "latencies", "retries")
 
     def __init__(self, config: ReachConfig, zone: str | None) -> None:
         retry = config.retry
@@ -31,7 +31,6 @@ class Shared:
         hedge_ratio = config.hedge.budget_ratio if config.hedge is not None else 0.05
         self.hedges = RetryBudget(hedge_ratio, 1, retry.budget_window_s)
         self.latencies = RecentLatencies()
-        self.turn = 0
         self._zone = zone
         self._candidates: Sequence[Candidate] = ()
         self._rings: tuple[tuple[Candidate, ...], ...] = ()
@@ -64,6 +63,7 @@ class Router:
         # Calls in flight by timeout tier.
         self.in_flight: dict[str, int] = {}
         self._shared: dict[str, Shared] = {}
+        self._turns = 0
 
     def lookup(self, capability: str) -> Lookup:
         """Return who answers for a capability now."""
@@ -87,6 +87,11 @@ class Router:
         if shared is None:
             shared = self._shared[capability] = Shared(self.config, self.zone)
         return shared
+
+    def next_turn(self) -> int:
+        """Count the choices made so far."""
+        self._turns += 1
+        return self._turns
 
     def tier_full(self, tier: str) -> bool:
         """True if as many calls of a timeout tier are in flight as may be."""

@@ -82,14 +82,12 @@ def cheapest(drawn: Sequence[Candidate], scorer: Scorer, now: float, rng: random
     return best
 
 
-def in_turn(candidates: Sequence[Candidate], usable: Callable[[Candidate], bool], turn: int) -> Candidate | None:
-    """Return the first usable candidate from place `turn` on, round and round."""
-    count = len(candidates)
-    for step in range(count):
-        candidate = candidates[(turn + step) % count]
-        if usable(candidate):
-            return candidate
-    return None
+def in_turn(candidates: Sequence[Candidate], usable: Callable[[Candidate], bool]) -> Candidate | None:
+    """Return the usable candidate whose latest turn is longest ago.
+
+    A counter over places in the list would give whoever stands behind one that is out the turns of both.
+    """
+    return min((c for c in candidates if usable(c)), key=lambda candidate: candidate.learnt.turn, default=None)
 
 
 def weighted(
