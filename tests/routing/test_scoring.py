@@ -27,6 +27,12 @@ def candidates(world: World) -> tuple[Candidate, ...]:
     return world.index.lookup(CAPABILITY).candidates
 
 
+def picked(world: World, times: int, now: float = 100.0, choices: int = 2) -> Counter[str]:
+    """How often each was picked out of all."""
+    picks = [pick(candidates(world), anyone, world.scorer, now, world.rng, choices) for _ in range(times)]
+    return Counter(candidate.agent_id for candidate in picks if candidate is not None)
+
+
 def score(world: World, agent_id: str, now: float) -> Score:
     """The score among all that there are."""
     (candidate,) = [c for c in candidates(world) if c.agent_id == agent_id]
@@ -47,8 +53,7 @@ def test_a_call_that_hangs_makes_its_instance_dearer_before_it_ends() -> None:
     assert late.latency_s == pytest.approx(7.0)
     assert late.waiting
     assert "latency 7000.0 ms (calls in flight so far)" in str(late)
-    chosen = Counter(pick(candidates(world), anyone, world.scorer, 107.0, world.rng).agent_id for _ in range(100))
-    assert chosen == {"well": 100}
+    assert picked(world, 100, now=107.0) == {"well": 100}
     # Once it ended, what is known of the instance are answers again.
     hangs.learnt.end(100.0)
     assert not score(world, "hangs", 107.0).waiting
@@ -212,8 +217,7 @@ def test_an_agent_that_fails_loses_its_calls_under_the_agent_preset() -> None:
         candidate.latency.observe(0.1, 100.0)
     for _ in range(10):
         bad.learnt.success.observe(False, 100.0)
-    chosen = Counter(pick(candidates(world), anyone, world.scorer, 100.0, world.rng).agent_id for _ in range(100))
-    assert chosen == {"well": 100}
+    assert picked(world, 100) == {"well": 100}
 
 
 # --- ties ----------------------------------------------------------------------------------------------------
@@ -227,10 +231,8 @@ def test_equals_are_chosen_equally_often_in_whatever_order_they_are_listed(
 ) -> None:
     config = ReachConfig(scoring=ScoringConfig(weights=shares, choices=choices))
     world = World(*(agent(f"a{n}") for n in range(count)), config=config)
-    chosen = Counter(
-        pick(candidates(world), anyone, world.scorer, 100.0, world.rng, choices).agent_id for _ in range(4000)
-    )
-    assert all(0.85 < chosen[f"a{n}"] / 4000 * count < 1.15 for n in range(count)), chosen
+    chosen = picked(world, 2000, choices=choices)
+    assert all(0.8 < chosen[f"a{n}"] / 2000 * count < 1.2 for n in range(count)), chosen
 
 
 @pytest.mark.parametrize("dear", [0, 1, 2])
@@ -238,8 +240,6 @@ def test_equals_are_chosen_equally_often_with_a_dearer_one_between_them(dear: in
     world = World(*(agent(f"a{n}") for n in range(3)))
     for number, candidate in enumerate(candidates(world)):
         candidate.latency.observe(1.0 if number == dear else 0.1, 100.0)
-    chosen = Counter(
-        pick(candidates(world), anyone, world.scorer, 100.0, world.rng, 3).agent_id for _ in range(4000)
-    )
+    chosen = picked(world, 2000, choices=3)
     assert len(chosen) == 2
-    assert all(0.45 < times / 4000 < 0.55 for times in chosen.values()), chosen
+    assert all(0.45 < times / 2000 < 0.55 for times in chosen.values()), chosen
