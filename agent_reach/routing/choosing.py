@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agent_reach.routing import ejection
+from agent_reach.routing.affinity import Owner, owner_of
 from agent_reach.routing.instance import Candidate
 from agent_reach.routing.router import Router
 from agent_reach.routing.selection import in_turn, pick, weighted
@@ -30,7 +31,7 @@ class Choice:
 class Chooser:
     """Remembers which instances a call has tried: one it didn't try yet comes before one that it did."""
 
-    __slots__ = ("_plan", "_round", "_router", "_shared", "_tried", "context_lost", "owner")
+    __slots__ = ("_holder", "_plan", "_round", "_router", "_shared", "_tried", "context_lost", "owner")
 
     def __init__(self, plan: CallPlan, router: Router) -> None:
         self._plan = plan
@@ -39,8 +40,9 @@ class Chooser:
         self._tried: set[str] = set()
         # Tried since all were tried last; when nobody else is left, everybody gets another turn.
         self._round: set[str] = set()
-        # The agent that holds the conversation.
+        # The agent that holds the conversation, and which of its lives does.
         self.owner: str | None = None
+        self._holder: Owner | None = None
         # The agent that held the conversation, if it is gone.
         self.context_lost: str | None = None
 
@@ -70,10 +72,20 @@ class Chooser:
 
     def find_owner(self, candidates: Sequence[Candidate]) -> None:
         """Find who holds the conversation, if the call is part of one; note if its owner is gone."""
-        context_id = self._plan.context_id
+        context_id, pinned = self._plan.context_id, self._plan.pinned
         if context_id is None or not candidates:
             return
+        remembered = self._router.contexts.owner(self._plan.capability, context_id)
+        if pinned is not None and remembered is not None and remembered[0] != pinned:
+            # Asking somebody else in between neither loses the conversation nor moves it.
+            self.owner = remembered[0]
+            return
         self.owner, self.context_lost = self._router.owner(self._plan.capability, context_id, candidates)
+        self._holder = next((owner_of(c) for c in candidates if c.agent_id == self.owner), None)
+
+    def holds(self, candidate: Candidate) -> bool:
+        """True if this very process holds the conversation."""
+        return self.context_lost is None and owner_of(candidate) == self._holder
 
     def answered(self, candidate: Candidate) -> None:
         """Remember who holds the conversation from now on: who answered, unless its owner was only passed over."""
