@@ -287,8 +287,9 @@ def test_asking_another_instance_in_between_moves_no_conversation() -> None:
     owner = ask(world)
     for info in fleet(4):
         assert ask(world, pinned=info.agent_id) == info.agent_id
-    assert ask(world) == owner
-    assert ask(world, require_context=True) == owner
+        assert route(world).context_lost is None
+        assert ask(world) == owner
+        assert ask(world, require_context=True) == owner
 
 
 def test_a_conversation_that_began_with_a_pinned_call_stays_where_it_was_pinned() -> None:
