@@ -35,6 +35,11 @@ class Shared:
         self._candidates: Sequence[Candidate] = ()
         self._rings: tuple[tuple[Candidate, ...], ...] = ()
 
+    def call_began(self, now: float) -> None:
+        """Count a call: so many more retries and second copies may be made."""
+        self.retries.call_began(now)
+        self.hedges.call_began(now)
+
     def rings(self, candidates: Sequence[Candidate]) -> tuple[tuple[Candidate, ...], ...]:
         """Return the candidates grouped by distance; grouped anew only when others are there."""
         if candidates is not self._candidates:

@@ -160,7 +160,7 @@ class CallSession:
     def _send(self, choice: Choice, candidates: Sequence[Candidate], now: float) -> Send:
         candidate, plan = choice.candidate, self._plan
         if not self._sent:
-            self._shared.retries.call_began(now)
+            self._shared.call_began(now)
         self._sent += 1
         self._router.decisions.note(
             now, plan.request_id, plan.capability, self._sent, candidate.agent_id, choice.rule, candidates

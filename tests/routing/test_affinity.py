@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import random
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -28,7 +29,7 @@ def fleet(count: int = 5) -> list[AgentInfo]:
     return [agent(f"a{n}") for n in range(count)]
 
 
-def ask(world: World, context_id: str = "conv", *, now: float = 0.0, **plan: object) -> str:
+def ask(world: World, context_id: str = "conv", *, now: float = 0.0, **plan: Any) -> str:
     """Who answers the next call of a conversation; everybody works."""
     session = world.session(context_id=context_id, now=now, deadline=now + 30, **plan)
     step = session.next(now)

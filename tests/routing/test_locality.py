@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -35,7 +36,7 @@ def world_of(*infos: AgentInfo, zone: str | None = MINE, spill: float = 2.0) -> 
     return world
 
 
-def gone_to(world: World, calls: int = 200, now: float = 100.0, **plan: object) -> Counter[str]:
+def gone_to(world: World, calls: int = 200, now: float = 100.0, **plan: Any) -> Counter[str]:
     """Which distance the calls went to, one at a time."""
     went: Counter[str] = Counter()
     for _ in range(calls):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ def world_of(*names: str, **how: object) -> World:
     return World(*(agent(name) for name in names), **how)  # type: ignore[arg-type]
 
 
-def chosen(world: World, calls: int, now: float = 100.0, **plan: object) -> list[str]:
+def chosen(world: World, calls: int, now: float = 100.0, **plan: Any) -> list[str]:
     """Who got each of so many calls, one after another, all answered."""
     order = []
     for _ in range(calls):
