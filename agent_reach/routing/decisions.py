@@ -83,6 +83,7 @@ class _Seen(NamedTuple):
     busy_until: float
     avoid_until: float
     full: bool
+    admits: bool
     state: BreakerState
     until: float
     reason: str
@@ -153,6 +154,7 @@ def _look(candidate: Candidate, now: float) -> tuple[Any, ...]:
         learnt.busy_until,
         instance.avoid_until,
         candidate.full,
+        breaker.available(now),
         breaker.state,
         breaker.until,
         breaker.reason,
@@ -161,8 +163,9 @@ def _look(candidate: Candidate, now: float) -> tuple[Any, ...]:
 
 def _why_out(seen: _Seen, now: float) -> tuple[str, float | None]:
     """Why it couldn't be chosen, and until when; ("", None) if it could."""
-    if seen.state is not BreakerState.CLOSED and now < seen.until:
-        return f"breaker {seen.state.value}: {seen.reason}", seen.until
+    if not seen.admits:
+        # While its probe is out nobody knows for how long.
+        return f"breaker {seen.state.value}: {seen.reason}", seen.until if now < seen.until else None
     if seen.busy_until > now:
         return "it said that it is overloaded", seen.busy_until
     if seen.full:

@@ -157,7 +157,8 @@ class Candidate:
         instance, learnt = self.instance, self.learnt
         if instance.in_flight >= instance.limit or learnt.in_flight >= self.limit:
             return True
-        return learnt.limit is not None and learnt.in_flight >= learnt.limit.value
+        # Who announces what it bears is believed.
+        return learnt.limit is not None and self.slots is None and learnt.in_flight >= learnt.limit.value
 
     @property
     def slots(self) -> int | None:
