@@ -14,7 +14,7 @@ from agent_reach.routing import ejection
 from agent_reach.routing.affinity import Owner, owner_of
 from agent_reach.routing.instance import Candidate
 from agent_reach.routing.router import Router
-from agent_reach.routing.selection import in_turn, pick, weighted
+from agent_reach.routing.selection import best, in_turn, pick, weighted
 from agent_reach.routing.steps import CallPlan
 
 __all__ = ["Choice", "Chooser", "distinct"]
@@ -172,15 +172,25 @@ class Chooser:
 
 
 def distinct(plan: CallPlan, router: Router, count: int, now: float) -> list[str]:
-    """Return the ids of `count` different instances, the better ones first; those that are out only fill up."""
-    chooser, candidates = Chooser(plan, router), router.lookup(plan.capability).candidates
-    chosen: list[str] = []
-    while len(chosen) < min(count, len(candidates)):
-        choice = chooser.choose_untried(candidates, now)
-        if choice is None:
-            left = [c.agent_id for c in candidates if c.agent_id not in chosen]
-            return chosen + left[: count - len(chosen)]
-        chosen.append(choice.candidate.agent_id)
+    """Return the ids of `count` different instances: near ones before far ones, of those the better ones first; who
+    is out only fills up.
+    """
+    candidates, chosen = router.lookup(plan.capability).candidates, list[str]()
+    usable = _Usable(now, set(), avoided=False)
+    for ring in router.shared(plan.capability).rings(candidates):
+        chosen += [c.agent_id for c in _several(plan, router, ring, usable, count - len(chosen), now)]
+    left = [c.agent_id for c in candidates if c.agent_id not in chosen]
+    return chosen + left[: count - len(chosen)]
+
+
+def _several(
+    plan: CallPlan, router: Router, candidates: Sequence[Candidate], usable: _Usable, count: int, now: float
+) -> list[Candidate]:
+    if plan.strategy == "single":
+        return best(candidates, usable, router.scorer, now, router.rng, count, router.config.scoring.choices)
+    chooser, chosen = Chooser(plan, router), list[Candidate]()
+    while len(chosen) < count and (choice := chooser.choose_untried(candidates, now)) is not None:
+        chosen.append(choice.candidate)
     return chosen
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from agent_reach.routing.instance import Candidate
 from agent_reach.routing.scoring import Scorer
 
-__all__ = ["cheapest", "in_turn", "pick", "weighted"]
+__all__ = ["best", "cheapest", "in_turn", "pick", "weighted"]
 
 # With half of the candidates unusable, five draws of two all miss in 1 of 1,000 picks; then all are looked at.
 _DRAWS = 5
@@ -80,6 +80,22 @@ def cheapest(drawn: Sequence[Candidate], scorer: Scorer, now: float, rng: random
     # The warmest always takes part.
     assert best is not None
     return best
+
+
+def best(
+    candidates: Sequence[Candidate],
+    usable: Callable[[Candidate], bool],
+    scorer: Scorer,
+    now: float,
+    rng: random.Random,
+    count: int,
+    choices: int,
+) -> list[Candidate]:
+    """Return the best `count` of `choices` times as many usable candidates drawn at random, the best first."""
+    left = [candidate for candidate in candidates if usable(candidate)]
+    drawn = rng.sample(left, min(count * choices, len(left)))
+    rivals = scorer.rivals(drawn, now)
+    return sorted(drawn, key=lambda candidate: scorer.cost(candidate, now, rivals))[:count]
 
 
 def in_turn(candidates: Sequence[Candidate], usable: Callable[[Candidate], bool]) -> Candidate | None:
