@@ -102,17 +102,17 @@ def test_a_retry_takes_the_next_in_turn() -> None:
 
 def test_weighted_random_chooses_in_proportion_to_the_announced_weights() -> None:
     world = World(agent("a", weight=1.0), agent("b", weight=2.0), agent("c", weight=5.0))
-    picks = Counter(chosen(world, 8000, strategy="weighted_random"))
+    picks = Counter(chosen(world, 4000, strategy="weighted_random"))
     for name, weight in (("a", 1), ("b", 2), ("c", 5)):
-        assert picks[name] / 8000 == pytest.approx(weight / 8, abs=0.02)
+        assert picks[name] / 4000 == pytest.approx(weight / 8, abs=0.03)
 
 
 def test_weighted_random_keeps_its_proportions_among_those_that_are_left() -> None:
     world = World(agent("a", weight=1.0), agent("b", weight=2.0), agent("c", weight=5.0))
     shut_out(world, "c")
-    picks = Counter(chosen(world, 3000, strategy="weighted_random"))
+    picks = Counter(chosen(world, 2000, strategy="weighted_random"))
     assert picks["c"] == 0
-    assert picks["b"] / 3000 == pytest.approx(2 / 3, abs=0.03)
+    assert picks["b"] / 2000 == pytest.approx(2 / 3, abs=0.03)
 
 
 def test_weighted_random_gives_a_newcomer_a_growing_share() -> None:
@@ -121,8 +121,8 @@ def test_weighted_random_gives_a_newcomer_a_growing_share() -> None:
     shares = []
     for age_s in (0.0, 5.0, 10.0):
         world.index.instances["new"].warm_from = 100.0 - age_s
-        shares.append(chosen(world, 2000, strategy="weighted_random").count("new") / 2000)
-    assert shares == pytest.approx([0.1 / 1.1, 0.5 / 1.5, 0.5], abs=0.04)
+        shares.append(chosen(world, 1000, strategy="weighted_random").count("new") / 1000)
+    assert shares == pytest.approx([0.1 / 1.1, 0.5 / 1.5, 0.5], abs=0.05)
 
 
 @pytest.mark.parametrize("strategy", ["single", "round_robin", "weighted_random"])
