@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -14,9 +15,14 @@ from agent_reach import (
     AgentNotFound,
     CallContext,
     ClientNotOpen,
+    ConfigError,
+    HedgeConfig,
     MemoryRegistry,
+    Policy,
     ReachClient,
     ReachError,
+    RemoteError,
+    RetryConfig,
     SyncReachClient,
     register_agent,
 )
@@ -41,6 +47,52 @@ def test_it_does_what_the_async_client_does() -> None:
         assert reach.agent_id == "kb-1"
         with pytest.raises(AgentNotFound):
             reach.call("other.thing.v1")
+
+
+def test_conversations_copies_policies_and_decisions_are_those_of_the_async_client() -> None:
+    with (
+        SyncReachClient("kb-1", handlers=[retrieve], registry="memory://sync-routing") as first,
+        SyncReachClient("kb-2", handlers=[retrieve], registry="memory://sync-routing"),
+        SyncReachClient("caller", registry="memory://sync-routing") as reach,
+    ):
+        deadline = time.monotonic() + 10
+        while len(reach.agents(CAPABILITY)) < 2:
+            assert time.monotonic() < deadline
+        route = reach.resolve(CAPABILITY, context_id="conv")
+        keywords: dict[str, Any] = {"context_id": "conv", "policy": Policy.TOOL, "hedge": HedgeConfig()}
+        told = {reach.call(CAPABILITY, {"query": "x"}, **keywords).agent_id for _ in range(10)}
+        assert told == {route.owner}
+        assert {decision.rule for decision in reach.decisions(CAPABILITY)} == {"affinity"}
+        assert reach.call(CAPABILITY, {"query": "x"}, strategy="round_robin").agent_id in ("kb-1", "kb-2")
+        assert reach.decisions()[-1].rule == "round_robin"
+        assert len(reach.decisions()) == 11
+        assert first.decisions() == ()
+        with pytest.raises(ConfigError, match="require_context"):
+            reach.call(CAPABILITY, {"query": "x"}, require_context=True)
+
+
+def test_fan_out_asks_several_and_returns_their_outcomes() -> None:
+    @register_agent("always.fails.v1")
+    def fails() -> None:
+        raise ValueError("no")
+
+    with (
+        SyncReachClient("kb-1", handlers=[retrieve, fails], registry="memory://sync-fan-out"),
+        SyncReachClient("kb-2", handlers=[retrieve], registry="memory://sync-fan-out"),
+        SyncReachClient("caller", registry="memory://sync-fan-out") as reach,
+    ):
+        deadline = time.monotonic() + 10
+        while len(reach.agents(CAPABILITY)) < 2:
+            assert time.monotonic() < deadline
+        outcomes = reach.fan_out(CAPABILITY, {"query": "x"}, 5, response_model=str)
+        assert sorted(outcome.agent_id for outcome in outcomes) == ["kb-1", "kb-2"]
+        assert all(outcome.reply is not None and outcome.reply.data.startswith("x on") for outcome in outcomes)
+        (failed,) = reach.fan_out("always.fails.v1", timeout=2, retry=RetryConfig(max_attempts=1))
+        assert (failed.ok, failed.agent_id, type(failed.error)) == (False, "kb-1", RemoteError)
+        with pytest.raises(ConfigError, match="n=0"):
+            reach.fan_out(CAPABILITY, {"query": "x"}, 0)
+        with pytest.raises(AgentNotFound):
+            reach.fan_out("nobody.offers.v1")
 
 
 def test_outside_with_it_says_what_to_write_and_it_ends_its_thread() -> None:

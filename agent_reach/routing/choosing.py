@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agent_reach.routing import ejection
+from agent_reach.routing.affinity import Owner, owner_of
 from agent_reach.routing.instance import Candidate
 from agent_reach.routing.router import Router
-from agent_reach.routing.selection import in_turn, pick, weighted
+from agent_reach.routing.selection import best, in_turn, pick, weighted
 from agent_reach.routing.steps import CallPlan
 
 __all__ = ["Choice", "Chooser", "distinct"]
@@ -31,7 +32,7 @@ class Choice:
 class Chooser:
     """Remembers which instances a call has tried: one it didn't try yet comes before one that it did."""
 
-    __slots__ = ("_plan", "_round", "_router", "_shared", "_tried", "context_lost", "owner")
+    __slots__ = ("_holder", "_plan", "_round", "_router", "_shared", "_tried", "context_lost", "owner")
 
     def __init__(self, plan: CallPlan, router: Router) -> None:
         self._plan = plan
@@ -40,8 +41,9 @@ class Chooser:
         self._tried: set[str] = set()
         # Tried since all were tried last; when nobody else is left, everybody gets another turn.
         self._round: set[str] = set()
-        # The agent that holds the conversation.
+        # The agent that holds the conversation, and which of its lives does.
         self.owner: str | None = None
+        self._holder: Owner | None = None
         # The agent that held the conversation, if it is gone.
         self.context_lost: str | None = None
 
@@ -71,10 +73,20 @@ class Chooser:
 
     def find_owner(self, candidates: Sequence[Candidate]) -> None:
         """Find who holds the conversation, if the call is part of one; note if its owner is gone."""
-        context_id = self._plan.context_id
+        context_id, pinned = self._plan.context_id, self._plan.pinned
         if context_id is None or not candidates:
             return
+        remembered = self._router.contexts.owner(self._plan.capability, context_id)
+        if pinned is not None and remembered is not None and remembered[0] != pinned:
+            # Asking somebody else in between neither loses the conversation nor moves it.
+            self.owner = remembered[0]
+            return
         self.owner, self.context_lost = self._router.owner(self._plan.capability, context_id, candidates)
+        self._holder = next((owner_of(c) for c in candidates if c.agent_id == self.owner), None)
+
+    def holds(self, candidate: Candidate) -> bool:
+        """True if this very process holds the conversation."""
+        return self.context_lost is None and owner_of(candidate) == self._holder
 
     def answered(self, candidate: Candidate) -> None:
         """Remember who holds the conversation from now on: who answered, unless its owner was only passed over."""
@@ -86,6 +98,7 @@ class Chooser:
     def _note(self, candidate: Candidate) -> None:
         self._tried.add(candidate.agent_id)
         self._round.add(candidate.agent_id)
+        candidate.learnt.turn = self._router.next_turn()
 
     def _choose(self, candidates: Sequence[Candidate], now: float) -> Choice | None:
         steady = _Usable(now, self._round, avoided=False)
@@ -163,23 +176,32 @@ class Chooser:
     def _by_strategy(self, candidates: Sequence[Candidate], usable: _Usable, now: float) -> Candidate | None:
         router = self._router
         if self._plan.strategy == "round_robin":
-            self._shared.turn += 1
-            return in_turn(candidates, usable, self._shared.turn)
+            return in_turn(candidates, usable)
         if self._plan.strategy == "weighted_random":
             return weighted(candidates, usable, router.scorer, now, router.rng)
         return pick(candidates, usable, router.scorer, now, router.rng, router.config.scoring.choices)
 
 
 def distinct(plan: CallPlan, router: Router, count: int, now: float) -> list[str]:
-    """Return the ids of `count` different instances, the better ones first; those that are out only fill up."""
-    chooser, candidates = Chooser(plan, router), router.lookup(plan.capability).candidates
-    chosen: list[str] = []
-    while len(chosen) < min(count, len(candidates)):
-        choice = chooser.choose_untried(candidates, now)
-        if choice is None:
-            left = [c.agent_id for c in candidates if c.agent_id not in chosen]
-            return chosen + left[: count - len(chosen)]
-        chosen.append(choice.candidate.agent_id)
+    """Return the ids of `count` different instances: near ones before far ones, of those the better ones first; who
+    is out only fills up.
+    """
+    candidates, chosen = router.lookup(plan.capability).candidates, list[str]()
+    usable = _Usable(now, set(), avoided=False)
+    for ring in router.shared(plan.capability).rings(candidates):
+        chosen += [c.agent_id for c in _several(plan, router, ring, usable, count - len(chosen), now)]
+    left = [c.agent_id for c in candidates if c.agent_id not in chosen]
+    return chosen + left[: count - len(chosen)]
+
+
+def _several(
+    plan: CallPlan, router: Router, candidates: Sequence[Candidate], usable: _Usable, count: int, now: float
+) -> list[Candidate]:
+    if plan.strategy == "single":
+        return best(candidates, usable, router.scorer, now, router.rng, count, router.config.scoring.choices)
+    chooser, chosen = Chooser(plan, router), list[Candidate]()
+    while len(chosen) < count and (choice := chooser.choose_untried(candidates, now)) is not None:
+        chosen.append(choice.candidate)
     return chosen
 
 

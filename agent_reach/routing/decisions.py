@@ -85,6 +85,7 @@ class _Seen(NamedTuple):
     busy_until: float
     avoid_until: float
     full: bool
+    admits: bool
     state: BreakerState
     until: float
     reason: str
@@ -114,7 +115,7 @@ class DecisionLog:
         candidates: Sequence[Candidate],
     ) -> None:
         """Keep what a decision was made of, before it changes anything."""
-        looked = [_look(candidate) for candidate in candidates[:_SEEN]]
+        looked = [_look(candidate, now) for candidate in candidates[:_SEEN]]
         self._noted.append((now, request_id, capability, attempt, chosen, rule, self._age_s(), looked))
 
     def latest(self, capability: str | None = None) -> tuple[Decision, ...]:
@@ -143,7 +144,7 @@ class DecisionLog:
         )
 
 
-def _look(candidate: Candidate) -> tuple[Any, ...]:
+def _look(candidate: Candidate, now: float) -> tuple[Any, ...]:
     instance, learnt = candidate.instance, candidate.learnt
     latency, breaker, began = learnt.latency, instance.breaker, learnt.began
     return (
@@ -158,6 +159,7 @@ def _look(candidate: Candidate) -> tuple[Any, ...]:
         learnt.busy_until,
         instance.avoid_until,
         candidate.full,
+        breaker.available(now),
         breaker.state,
         breaker.until,
         breaker.reason,
@@ -166,8 +168,9 @@ def _look(candidate: Candidate) -> tuple[Any, ...]:
 
 def _why_out(seen: _Seen, now: float) -> tuple[str, float | None]:
     """Why it couldn't be chosen, and until when; ("", None) if it could."""
-    if seen.state is not BreakerState.CLOSED and now < seen.until:
-        return f"breaker {seen.state.value}: {seen.reason}", seen.until
+    if not seen.admits:
+        # While its probe is out nobody knows for how long.
+        return f"breaker {seen.state.value}: {seen.reason}", seen.until if now < seen.until else None
     if seen.busy_until > now:
         return "it said that it is overloaded", seen.busy_until
     if seen.full:

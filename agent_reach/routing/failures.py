@@ -7,6 +7,7 @@ from typing import Any, TypeAlias, assert_never
 from agent_reach.errors import (
     AgentNotFound,
     Attempt,
+    ConfigError,
     ContextLost,
     DeadlineExceeded,
     Forbidden,
@@ -120,8 +121,11 @@ def tier_full(call: Call, tier: str, limit: int) -> Overloaded:
     return Overloaded(text, **call)
 
 
-def context_lost(call: Call, owner: str | None) -> ContextLost:
-    """The conversation's instance is gone, and the caller wants no other."""
+def context_lost(call: Call, owner: str | None, *, pinned: str | None) -> ReachError:
+    """The conversation's instance is gone, or not the one asked for, and the caller wants no other."""
+    if pinned not in (None, owner):
+        text = f"agent {owner!r} holds this conversation, so agent_id={pinned!r} and require_context=True exclude"
+        return ConfigError(f"{text} each other: leave one of them out. {_what_ran(call)}", **call)
     text = (
         f"agent {owner!r} held this conversation and is gone, and require_context=True wants no other. "
         f"{_what_ran(call)}; begin a new conversation, or call without require_context"

@@ -23,16 +23,18 @@ class Learnt:
 
     `began` lists when this client's calls in flight began, the oldest first; `busy_until` is when it may be asked
     again after it said that it is overloaded; `load` is what it said last of its own load; `limit`, if there is
-    one, is how many calls it has been seen to bear.
+    one, is how many calls it has been seen to bear; `turn` is the number of the latest choice of this client that
+    fell on it.
     """
 
-    __slots__ = ("began", "busy_until", "latency", "limit", "load", "success")
+    __slots__ = ("began", "busy_until", "latency", "limit", "load", "success", "turn")
 
     def __init__(self, config: ReachConfig) -> None:
         self.latency = Latency(config.scoring.decay_s)
         self.success = SuccessShare()
         self.limit = GradientLimit(config.bulkheads.adaptive) if config.bulkheads.adaptive else None
         self.began: list[float] = []
+        self.turn = 0
         self.busy_until = 0.0
         self.load: LoadReport | None = None
 
@@ -125,7 +127,8 @@ class Candidate:
         instance, learnt = self.instance, self.learnt
         if instance.in_flight >= instance.limit or len(learnt.began) >= self.limit:
             return True
-        return learnt.limit is not None and len(learnt.began) >= learnt.limit.value
+        # Who announces what it bears is believed.
+        return learnt.limit is not None and self.slots is None and len(learnt.began) >= learnt.limit.value
 
     @property
     def slots(self) -> int | None:

@@ -21,10 +21,10 @@ __all__ = ["Router", "Shared"]
 
 class Shared:
     """What the calls of one capability share: what they may spend on retries and on second copies, how long they
-    took, whether all of them fail, whose turn it is.
+    took, whether all of them fail.
     """
 
-    __slots__ = ("_candidates", "_rings", "_zone", "hedges", "latencies", "outage", "retries", "turn")
+    __slots__ = ("_candidates", "_rings", "_zone", "hedges", "latencies", "outage", "retries")
 
     def __init__(self, config: ReachConfig, zone: str | None) -> None:
         retry = config.retry
@@ -33,10 +33,14 @@ class Shared:
         self.hedges = RetryBudget(hedge_ratio, 1, retry.budget_window_s)
         self.latencies = RecentLatencies()
         self.outage = Outage()
-        self.turn = 0
         self._zone = zone
         self._candidates: Sequence[Candidate] = ()
         self._rings: tuple[tuple[Candidate, ...], ...] = ()
+
+    def call_began(self, now: float) -> None:
+        """Count a call: so many more retries and second copies may be made."""
+        self.retries.call_began(now)
+        self.hedges.call_began(now)
 
     def rings(self, candidates: Sequence[Candidate]) -> tuple[tuple[Candidate, ...], ...]:
         """Return the candidates grouped by distance; grouped anew only when others are there."""
@@ -66,6 +70,7 @@ class Router:
         # Calls in flight by timeout tier.
         self.in_flight: dict[str, int] = {}
         self._shared: dict[str, Shared] = {}
+        self._turns = 0
 
     def lookup(self, capability: str) -> Lookup:
         """Return who answers for a capability now."""
@@ -89,6 +94,11 @@ class Router:
         if shared is None:
             shared = self._shared[capability] = Shared(self.config, self.zone)
         return shared
+
+    def next_turn(self) -> int:
+        """Count the choices made so far."""
+        self._turns += 1
+        return self._turns
 
     def tier_full(self, tier: str) -> bool:
         """True if as many calls of a timeout tier are in flight as may be."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from agent_reach.routing.instance import Candidate
 from agent_reach.routing.scoring import Scorer
 
-__all__ = ["cheapest", "in_turn", "pick", "weighted"]
+__all__ = ["best", "cheapest", "in_turn", "pick", "weighted"]
 
 
 def pick(
@@ -33,13 +33,9 @@ def pick(
         if left:
             return cheapest(left, scorer, now, rng)
     left = [candidate for candidate in candidates if usable(candidate)]
-    if not left:
-        return None
     if len(left) > choices:
         left = rng.sample(left, choices)
-    # Begin anywhere: of equals the first wins.
-    turn = int(rng.random() * len(left))
-    return cheapest(left[turn:] + left[:turn], scorer, now, rng)
+    return cheapest(left, scorer, now, rng) if left else None
 
 
 def _draw(count: int, choices: int, rng: random.Random) -> set[int]:
@@ -64,7 +60,7 @@ def cheapest(drawn: Sequence[Candidate], scorer: Scorer, now: float, rng: random
             return candidate
         warmest = max(warmest, scorer.warm(candidate, now))
     rivals = scorer.rivals(drawn, now)
-    best, best_cost = None, 0.0
+    best, best_cost, equals = None, 0.0, 1
     for candidate in drawn:
         # Relative to its warmest rival: where all are new, nobody is held back.
         share = scorer.warm(candidate, now) / warmest
@@ -72,20 +68,38 @@ def cheapest(drawn: Sequence[Candidate], scorer: Scorer, now: float, rng: random
             continue
         cost = scorer.cost(candidate, now, rivals)
         if best is None or cost < best_cost:
-            best, best_cost = candidate, cost
+            best, best_cost, equals = candidate, cost, 1
+        elif cost == best_cost:
+            equals += 1
+            if rng.random() * equals < 1:
+                best = candidate
     # The warmest always takes part.
     assert best is not None
     return best
 
 
-def in_turn(candidates: Sequence[Candidate], usable: Callable[[Candidate], bool], turn: int) -> Candidate | None:
-    """Return the first usable candidate from place `turn` on, round and round."""
-    count = len(candidates)
-    for step in range(count):
-        candidate = candidates[(turn + step) % count]
-        if usable(candidate):
-            return candidate
-    return None
+def best(
+    candidates: Sequence[Candidate],
+    usable: Callable[[Candidate], bool],
+    scorer: Scorer,
+    now: float,
+    rng: random.Random,
+    count: int,
+    choices: int,
+) -> list[Candidate]:
+    """Return the best `count` of `choices` times as many usable candidates drawn at random, the best first."""
+    left = [candidate for candidate in candidates if usable(candidate)]
+    drawn = rng.sample(left, min(count * choices, len(left)))
+    rivals = scorer.rivals(drawn, now)
+    return sorted(drawn, key=lambda candidate: scorer.cost(candidate, now, rivals))[:count]
+
+
+def in_turn(candidates: Sequence[Candidate], usable: Callable[[Candidate], bool]) -> Candidate | None:
+    """Return the usable candidate whose latest turn is longest ago.
+
+    A counter over places in the list would give whoever stands behind one that is out the turns of both.
+    """
+    return min((c for c in candidates if usable(c)), key=lambda candidate: candidate.learnt.turn, default=None)
 
 
 def weighted(

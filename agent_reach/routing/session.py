@@ -104,14 +104,15 @@ class CallSession:
             return self._raise(self._deadline_error("backoff" if self._attempts else "pick"))
         if now < self._resume_at:
             return Wait(self._resume_at - now)
-        candidates = self._candidates()
+        candidates = self._offering()
         if not candidates:
             return self._raise(self._nobody_offers())
         if not self._sent:
             self._chooser.find_owner(candidates)
-            candidates = self._bound_to_owner(candidates)
-            if not candidates:
-                return self._raise(failures.context_lost(self._call(), self._chooser.context_lost))
+        candidates = self._bound_to_owner(candidates)
+        if not candidates:
+            owner = self._chooser.context_lost or self._chooser.owner
+            return self._raise(failures.context_lost(self._call(), owner, pinned=self._plan.pinned))
         wait_s = self._outage_wait_s(now)
         if wait_s > 0:
             if now >= self._patient_until:
@@ -151,24 +152,25 @@ class CallSession:
 
     # --- sending -------------------------------------------------------------------------------------------
 
-    def _candidates(self) -> Sequence[Candidate]:
+    def _offering(self) -> Sequence[Candidate]:
         candidates = self._router.lookup(self._plan.capability).candidates
-        if self._plan.pinned is not None:
-            return [c for c in candidates if c.agent_id == self._plan.pinned]
-        return self._bound_to_owner(candidates) if self._sent else candidates
+        if self._plan.pinned is None:
+            return candidates
+        return [c for c in candidates if c.agent_id == self._plan.pinned]
 
     def _bound_to_owner(self, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
         """Where nobody else may answer: the owner of the conversation, if it is there."""
         if not self._plan.require_context or self._plan.context_id is None:
             return candidates
-        if self._chooser.context_lost is not None:
-            return ()
-        return [c for c in candidates if c.agent_id == self._chooser.owner]
+        return [candidate for candidate in candidates if self._chooser.holds(candidate)]
+
+    def _candidates(self) -> Sequence[Candidate]:
+        return self._bound_to_owner(self._offering())
 
     def _send(self, choice: Choice, candidates: Sequence[Candidate], now: float) -> Send:
         candidate, plan = choice.candidate, self._plan
         if not self._sent:
-            self._shared.retries.call_began(now)
+            self._shared.call_began(now)
         self._shared.outage.sent(now, self._router.rng)
         self._sent += 1
         self._router.decisions.note(

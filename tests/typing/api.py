@@ -9,9 +9,15 @@ from pydantic import BaseModel
 from agent_reach import (
     AgentInfo,
     CallContext,
+    Decision,
     Explanation,
+    HedgeConfig,
+    Outcome,
+    Policy,
     ReachClient,
+    ReachError,
     Reply,
+    RetryConfig,
     Route,
     SyncReachClient,
     capability,
@@ -64,6 +70,31 @@ async def a_route_can_be_called(reach: ReachClient) -> None:
     assert_type(reach.explain("a.b.v1"), Explanation)
     assert_type(await reach.call(route, {}), Reply[Any])
     assert_type(reach.agents(), tuple[AgentInfo, ...])
+
+
+async def how_a_call_is_routed_changes_no_type(reach: ReachClient) -> None:
+    assert_type(await reach.call("a.b.v1", policy=Policy.TOOL, strategy="round_robin"), Reply[Any])
+    assert_type(
+        await reach.call("a.b.v1", response_model=Article, hedge=HedgeConfig(), retry=RetryConfig(max_attempts=1)),
+        Reply[Article],
+    )
+    assert_type(await reach.call("a.b.v1", context_id="c", require_context=True), Reply[Any])
+    route = await reach.resolve("a.b.v1", context_id="c")
+    assert_type(route.owner, str | None)
+    assert_type(route.context_lost, str | None)
+    assert_type(reach.decisions(), tuple[Decision, ...])
+    assert_type(Policy.CRITICAL, Policy)
+
+
+async def a_fan_out_has_an_outcome_for_each(reach: ReachClient, sync: SyncReachClient) -> None:
+    outcomes = await reach.fan_out("a.b.v1", {"x": 1}, 3, response_model=Article)
+    assert_type(outcomes, list[Outcome[Any]])
+    assert_type(outcomes[0].reply, Reply[Any] | None)
+    assert_type(outcomes[0].error, ReachError | None)
+    assert_type(sync.fan_out("a.b.v1", n=2), list[Outcome[Any]])
+    assert_type(sync.decisions("a.b.v1"), tuple[Decision, ...])
+    assert_type(sync.resolve("a.b.v1", context_id="c"), Route)
+    assert_type(sync.call("a.b.v1", policy=Policy.CRITICAL, strategy="single"), Reply[Any])
 
 
 def the_sync_client_has_the_same_types(reach: SyncReachClient) -> None:
