@@ -222,7 +222,7 @@ def nothing_in_flight(play: Play) -> None:
     for instance in play.instances:
         assert instance.in_flight == 0
         for learnt in instance._learnt.values():
-            assert (learnt.in_flight, learnt._began_sum, learnt.age_s(1e9)) == (0, 0.0, 0.0)
+            assert (learnt.in_flight, learnt.began, learnt.age_s(1e9)) == (0, [], 0.0)
     assert play.world.router.in_flight == {}
 
 
@@ -250,7 +250,12 @@ CALLS = st.fixed_dictionaries(
     {
         "capability": st.sampled_from([READ, READ, WRITE]),
         "total_s": st.floats(0.01, 20),
-        "retry": st.builds(RetryConfig, max_attempts=st.integers(1, 4), base_s=st.sampled_from([0.0, 0.2])),
+        "retry": st.builds(
+            RetryConfig,
+            max_attempts=st.integers(1, 4),
+            base_s=st.sampled_from([0.0, 0.2]),
+            patience_s=st.sampled_from([0.0, 0.5, 5.0]),
+        ),
         "context_id": st.sampled_from([None, None, "x", "y"]),
         "require_context": st.booleans(),
         "pinned": st.sampled_from([None, None, None, "a0", "a1"]),
