@@ -80,6 +80,7 @@ class _Seen(NamedTuple):
     latency_at: float
     failed_s: float
     failed_at: float
+    failed_decay_s: float
     began: float | None
     in_flight: int
     busy_until: float
@@ -133,7 +134,7 @@ class DecisionLog:
             agent_id=seen.info.agent_id,
             latency_s=max(
                 faded(seen.latency_s, seen.latency_at, now, self._decay_s),
-                faded(seen.failed_s, seen.failed_at, now, self._decay_s),
+                faded(seen.failed_s, seen.failed_at, now, seen.failed_decay_s),
             ),
             waiting_s=0.0 if seen.began is None else now - seen.began,
             in_flight=seen.in_flight,
@@ -154,6 +155,7 @@ def _look(candidate: Candidate, now: float) -> tuple[Any, ...]:
         latency.observed_at,
         latency.failed_s,
         latency.failed_at,
+        latency.failed_decay_s,
         began[len(began) // 2] if began else None,
         instance.in_flight,
         learnt.busy_until,

@@ -114,7 +114,7 @@ class ExpectedTimeScorer:
             latency, weight = candidate.learnt.latency, candidate.instance.info.weight
             if weight > heaviest:
                 heaviest = weight
-            if latency.samples:
+            if latency.mean_s:
                 value = latency.at(now)
                 if (value < fastest or not fastest) and not (latency.failed_s and latency.booked_s(now) >= value):
                     fastest = value
@@ -134,7 +134,10 @@ class ExpectedTimeScorer:
     def latency_s(self, candidate: Candidate, now: float, rivals: Rivals) -> float:
         """What a call takes there, queueing left out, in seconds."""
         learnt = candidate.learnt
-        latency_s = learnt.latency.at(now) if learnt.latency.samples else rivals.latency_s
+        latency_s = learnt.latency.at(now)
+        if not learnt.latency.mean_s:
+            # It never answered: what is left of a failure says nothing of how fast it is.
+            latency_s = max(latency_s, rivals.latency_s)
         if learnt.began:
             age_s = learnt.age_s(now)
             if age_s > latency_s:
@@ -175,7 +178,10 @@ class ExpectedTimeScorer:
     @staticmethod
     def _latency_s(candidate: Candidate, now: float, rivals: Rivals) -> float:
         learnt = candidate.learnt
-        latency_s = learnt.latency.at(now) if learnt.latency.samples else rivals.latency_s
+        latency_s = learnt.latency.at(now)
+        if not learnt.latency.mean_s:
+            # It never answered: what is left of a failure says nothing of how fast it is.
+            latency_s = max(latency_s, rivals.latency_s)
         age_s = learnt.age_s(now)
         return max(latency_s, age_s)
 

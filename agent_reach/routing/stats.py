@@ -17,10 +17,21 @@ class Latency:
     The time constant and the fading are Finagle's (`PeakEwma.scala`): without samples the mean fades to 0, so
     that an instance once slow is tried again. The logarithm is averaged because latencies of agents spread over
     orders of magnitude: one call in a hundred that takes a minute must not hide what the other 99 say. A failure
-    is booked as so many seconds at once, and fades alike.
+    is booked as so many seconds at once, and fades alike; twice as fast if the call before it was answered, for one
+    may be an accident.
     """
 
-    __slots__ = ("_decay_s", "_log", "failed_at", "failed_s", "mean_s", "observed_at", "samples")
+    __slots__ = (
+        "_again",
+        "_decay_s",
+        "_log",
+        "failed_at",
+        "failed_decay_s",
+        "failed_s",
+        "mean_s",
+        "observed_at",
+        "samples",
+    )
 
     def __init__(self, decay_s: float) -> None:
         self._decay_s = decay_s
@@ -30,6 +41,9 @@ class Latency:
         # What the latest failure was booked as, 0.0 without any.
         self.failed_s = 0.0
         self.failed_at = 0.0
+        self.failed_decay_s = decay_s
+        self._again = False
+        # Calls that were answered or failed.
         self.samples = 0
 
     def at(self, now: float) -> float:
@@ -39,24 +53,27 @@ class Latency:
 
     def booked_s(self, now: float) -> float:
         """Return what is left of the latest failure, in seconds."""
-        return faded(self.failed_s, self.failed_at, now, self._decay_s)
+        return faded(self.failed_s, self.failed_at, now, self.failed_decay_s)
 
     def observe(self, latency_s: float, now: float) -> None:
         """Take in how long a call took, in seconds."""
         log = math.log(max(latency_s, 1e-6))
-        if self.samples and now > self.observed_at:
+        if self.mean_s and now > self.observed_at:
             log += (self._log - log) * math.exp((self.observed_at - now) / self._decay_s)
-        elif self.samples:
+        elif self.mean_s:
             log = max(log, self._log)
         self._log = log
         self.mean_s = math.exp(log)
         self.observed_at = now
         self.samples += 1
+        self._again = False
 
     def fail(self, booked_s: float, now: float) -> None:
         """Take in a failure, booked as so many seconds."""
         self.failed_s = booked_s
         self.failed_at = now
+        self.failed_decay_s = self._decay_s if self._again else self._decay_s / 2
+        self._again = True
         self.samples += 1
 
     def forgive(self) -> None:
