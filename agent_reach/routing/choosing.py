@@ -162,11 +162,9 @@ class Chooser:
 
     def _spills(self, near: Candidate, far: Candidate, now: float) -> bool:
         """True if a call would take so much longer near by, queues included, that it goes further away."""
-        scorer = self._router.scorer
-        rivals = scorer.rivals((near, far), now)
-        its = scorer.score(near, now, rivals).latency_s * self._crowding(near)
-        others = scorer.score(far, now, rivals).latency_s * self._crowding(far)
-        return its > self._router.config.locality.spill * others
+        its, others = self._router.scorer.scores((near, far), now)
+        spill = self._router.config.locality.spill
+        return its.latency_s * self._crowding(near) > spill * others.latency_s * self._crowding(far)
 
     def _crowding(self, candidate: Candidate) -> float:
         """How many times as many calls as it runs at once it would have with one more; 1 while none would wait."""

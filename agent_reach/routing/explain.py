@@ -9,7 +9,7 @@ from agent_reach.model import LoadReport
 from agent_reach.routing import ejection
 from agent_reach.routing.instance import Candidate
 from agent_reach.routing.router import Router
-from agent_reach.routing.scoring import Rivals, Score, Scorer
+from agent_reach.routing.scoring import Score
 
 __all__ = ["CandidateView", "Excluded", "Explanation", "Risk", "Route", "explain"]
 
@@ -128,11 +128,10 @@ def explain(
     panic = bool(candidates) and ejection.panics(candidates, now, router.config.ejection)
     usable: list[CandidateView] = []
     excluded: list[Excluded] = []
-    rivals = scorer.rivals(candidates, now)
-    for candidate in candidates:
+    for candidate, score in zip(candidates, scorer.scores(candidates, now), strict=True):
         gone = _why_not(candidate, now, panic=panic)
         if gone is None:
-            usable.append(_view(candidate, now, rivals, scorer))
+            usable.append(_view(candidate, now, score))
         else:
             excluded.append(gone)
     usable.sort(key=lambda view: (view.agent_id != owner, view.avoided, view.score.cost))
@@ -150,9 +149,8 @@ def explain(
     )
 
 
-def _view(candidate: Candidate, now: float, rivals: Rivals, scorer: Scorer) -> CandidateView:
+def _view(candidate: Candidate, now: float, score: Score) -> CandidateView:
     instance = candidate.instance
-    score = scorer.score(candidate, now, rivals)
     return CandidateView(
         candidate.agent_id,
         candidate.url,
@@ -179,7 +177,7 @@ def _why_not(candidate: Candidate, now: float, *, panic: bool) -> Excluded | Non
         )
     if candidate.learnt.busy_until > now:
         return out("it said that it is overloaded", candidate.learnt.busy_until)
-    if instance.in_flight >= instance.limit:
+    if instance.in_flight >= candidate.instance_limit:
         return out(f"{instance.in_flight} calls of ours are in flight, as many as one instance gets", None)
     if candidate.full:
         running = candidate.learnt.in_flight

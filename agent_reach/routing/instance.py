@@ -77,11 +77,6 @@ class Instance:
         self.avoid_until = 0.0
         self.warm_from = now
 
-    @property
-    def limit(self) -> int:
-        """How many calls this client keeps in flight to it at the most."""
-        return self.info.max_concurrency or self._config.bulkheads.per_instance
-
     def forgive(self) -> None:
         """Forget what failures were booked as: it is well again."""
         for learnt in self._learnt.values():
@@ -92,24 +87,37 @@ class Instance:
         learnt = self._learnt.get(capability.name)
         if learnt is None:
             learnt = self._learnt[capability.name] = Learnt(self._config)
-        slots = capability.max_concurrency
-        limit = math.inf if slots is None else slots * self._config.bulkheads.per_slot
-        return Candidate(self, capability, learnt, limit)
+        info, bulkheads = self.info, self._config.bulkheads
+        own = capability.max_concurrency
+        slots = own or info.max_concurrency
+        return Candidate(
+            self,
+            capability,
+            learnt,
+            agent_id=info.agent_id,
+            slots=slots,
+            slots_root=math.sqrt(slots or self._config.scoring.assumed_slots),
+            limit=math.inf if own is None else own * bulkheads.per_slot,
+            instance_limit=info.max_concurrency or bulkheads.per_instance,
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidate:
-    """An instance offering one capability; `limit` calls of it may be in flight."""
+    """An instance offering one capability. What a record says is read once, as each pick looks at several.
+
+    `slots`: how many calls of this capability it says it runs at a time, `slots_root` the square root of that or of
+    what is assumed; `limit` of this client's calls of the capability may be in flight, `instance_limit` of all.
+    """
 
     instance: Instance
     capability: CapabilityInfo
     learnt: Learnt
+    agent_id: str
+    slots: int | None
+    slots_root: float
     limit: float
-
-    @property
-    def agent_id(self) -> str:
-        """The instance's id."""
-        return self.instance.info.agent_id
+    instance_limit: int
 
     @property
     def url(self) -> str:
@@ -124,16 +132,11 @@ class Candidate:
     @property
     def full(self) -> bool:
         """True if as many of this client's calls are in flight to it as may be."""
-        instance, learnt = self.instance, self.learnt
-        if instance.in_flight >= instance.limit or len(learnt.began) >= self.limit:
+        learnt = self.learnt
+        if self.instance.in_flight >= self.instance_limit or len(learnt.began) >= self.limit:
             return True
         # Who announces what it bears is believed.
         return learnt.limit is not None and self.slots is None and len(learnt.began) >= learnt.limit.value
-
-    @property
-    def slots(self) -> int | None:
-        """How many calls of this capability it says it runs at a time."""
-        return self.capability.max_concurrency or self.instance.info.max_concurrency
 
     def admits_at(self, now: float) -> float:
         """When it takes a call: `now` or later, on the same clock; infinity if a call in flight must end first."""

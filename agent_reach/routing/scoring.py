@@ -18,7 +18,6 @@ Weighted: parts of 0..1 each, times their shares; a cost is what is missing to a
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -27,7 +26,7 @@ from agent_reach.config import ReachConfig, ScoreWeights, ScoringConfig
 from agent_reach.routing.instance import Candidate
 from agent_reach.routing.locality import distance
 
-__all__ = ["ExpectedTimeScorer", "Rivals", "Score", "Scorer", "WeightedScorer", "scorer_of"]
+__all__ = ["ExpectedTimeScorer", "Score", "Scorer", "WeightedScorer", "scorer_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,27 +66,15 @@ class Score:
         return f"cost {self.cost:.4f} = latency {latency} x {load} / weight {self.weight:g}{warming}"
 
 
-@dataclass(frozen=True, slots=True)
-class Rivals:
-    """What is compared with what: the lowest latency among them, in seconds, and the highest weight."""
-
-    latency_s: float
-    weight: float
-
-
 class Scorer(Protocol):
-    """Gives costs. Reads only."""
+    """Gives costs to candidates that are compared with each other. Reads only."""
 
-    def rivals(self, candidates: Sequence[Candidate], now: float) -> Rivals:
-        """Look at those that are compared with each other."""
+    def costs(self, rivals: Sequence[Candidate], now: float) -> list[float]:
+        """Return the cost of sending one more call to each of `rivals`."""
         ...
 
-    def cost(self, candidate: Candidate, now: float, rivals: Rivals) -> float:
-        """Return the cost of sending one more call to `candidate`."""
-        ...
-
-    def score(self, candidate: Candidate, now: float, rivals: Rivals) -> Score:
-        """Return the same cost with its parts."""
+    def scores(self, rivals: Sequence[Candidate], now: float) -> list[Score]:
+        """Return the same costs with their parts."""
         ...
 
     def warm(self, candidate: Candidate, now: float) -> float:
@@ -98,63 +85,64 @@ class Scorer(Protocol):
 class ExpectedTimeScorer:
     """The default scorer."""
 
-    __slots__ = ("_config", "_root")
+    __slots__ = ("_config",)
 
     def __init__(self, config: ScoringConfig) -> None:
         self._config = config
-        self._root = math.sqrt(config.assumed_slots)
 
-    def rivals(self, candidates: Sequence[Candidate], now: float) -> Rivals:
-        """What an instance without history is taken for: the fastest of its rivals whose calls don't fail.
+    def costs(self, rivals: Sequence[Candidate], now: float) -> list[float]:
+        """Return an estimate of seconds until an answer for each."""
+        return [
+            # Of all calls to the instance: whatever keeps it busy, it has less time for this one.
+            latency_s * (1.0 + c.instance.in_flight / c.slots_root) / c.instance.info.weight
+            for c, latency_s in zip(rivals, self.latencies(rivals, now), strict=True)
+        ]
 
-        A fixed guess would either flood a newcomer or starve it.
+    def scores(self, rivals: Sequence[Candidate], now: float) -> list[Score]:
+        """Return the same costs with their parts."""
+        costs, latencies = self.costs(rivals, now), self.latencies(rivals, now)
+        return [self.parted(*one, now) for one in zip(rivals, costs, latencies, strict=True)]
+
+    def latencies(self, rivals: Sequence[Candidate], now: float) -> list[float]:
+        """Return what a call takes at each of `rivals`, queueing left out, in seconds.
+
+        One that never answered is taken for as fast as the fastest whose calls don't fail: a fixed guess would
+        either flood a newcomer or starve it.
         """
-        fastest = heaviest = 0.0
-        for candidate in candidates:
-            latency, weight = candidate.learnt.latency, candidate.instance.info.weight
-            if weight > heaviest:
-                heaviest = weight
-            if latency.mean_s:
-                value = latency.at(now)
-                if (value < fastest or not fastest) and not (latency.failed_s and latency.booked_s(now) >= value):
-                    fastest = value
-        return Rivals(fastest or self._config.seed_latency_s, heaviest)
+        latencies = [c.learnt.latency.at(now) for c in rivals]
+        if not all(c.learnt.latency.mean_s for c in rivals):
+            known = [
+                latency_s
+                for c, latency_s in zip(rivals, latencies, strict=True)
+                if c.learnt.latency.mean_s and latency_s > c.learnt.latency.booked_s(now)
+            ]
+            fastest = min(known, default=self._config.seed_latency_s)
+            latencies = [
+                latency_s if c.learnt.latency.mean_s else max(latency_s, fastest)
+                for c, latency_s in zip(rivals, latencies, strict=True)
+            ]
+        for place, candidate in enumerate(rivals):
+            if candidate.learnt.began:
+                latencies[place] = max(latencies[place], candidate.learnt.age_s(now))
+        return latencies
 
-    def cost(self, candidate: Candidate, now: float, rivals: Rivals) -> float:
-        """Return an estimate of seconds until an answer."""
-        instance, slots = candidate.instance, candidate.slots
-        # Of all calls to the instance: whatever keeps it busy, it has less time for this one.
-        load = 1.0 + instance.in_flight / (math.sqrt(slots) if slots else self._root)
-        return self.latency_s(candidate, now, rivals) * load / instance.info.weight
+    def warm(self, candidate: Candidate, now: float) -> float:
+        """Rises from the floor to 1 within the window."""
+        age_s, window_s = now - candidate.instance.warm_from, self._config.slow_start_s
+        if age_s >= window_s:
+            return 1.0
+        return max(self._config.slow_start_floor, age_s / window_s)
 
-    def score(self, candidate: Candidate, now: float, rivals: Rivals) -> Score:
-        """Return the same cost with its parts."""
-        return self.parts_of(candidate, now, rivals, self.cost(candidate, now, rivals))
-
-    def latency_s(self, candidate: Candidate, now: float, rivals: Rivals) -> float:
-        """What a call takes there, queueing left out, in seconds."""
-        learnt = candidate.learnt
-        latency_s = learnt.latency.at(now)
-        if not learnt.latency.mean_s:
-            # It never answered: what is left of a failure says nothing of how fast it is.
-            latency_s = max(latency_s, rivals.latency_s)
-        if learnt.began:
-            age_s = learnt.age_s(now)
-            if age_s > latency_s:
-                return age_s
-        return latency_s
-
-    def parts_of(
+    def parted(
         self,
         candidate: Candidate,
-        now: float,
-        rivals: Rivals,
         cost: float,
+        latency_s: float,
+        now: float,
         parts: tuple[tuple[str, float, float], ...] = (),
     ) -> Score:
         """Put a cost and what it is made of together."""
         instance, learnt = candidate.instance, candidate.learnt
-        latency_s = self.latency_s(candidate, now, rivals)
         return Score(
             cost,
             latency_s,
@@ -168,64 +156,53 @@ class ExpectedTimeScorer:
             parts,
         )
 
-    def warm(self, candidate: Candidate, now: float) -> float:
-        """Rises from the floor to 1 within the window."""
-        age_s, window_s = now - candidate.instance.warm_from, self._config.slow_start_s
-        if age_s >= window_s:
-            return 1.0
-        return max(self._config.slow_start_floor, age_s / window_s)
-
-    @staticmethod
-    def _latency_s(candidate: Candidate, now: float, rivals: Rivals) -> float:
-        learnt = candidate.learnt
-        latency_s = learnt.latency.at(now)
-        if not learnt.latency.mean_s:
-            # It never answered: what is left of a failure says nothing of how fast it is.
-            latency_s = max(latency_s, rivals.latency_s)
-        age_s = learnt.age_s(now)
-        return max(latency_s, age_s)
-
 
 class WeightedScorer:
     """Adds up what is good about an instance, in the shares that the settings name."""
 
-    __slots__ = ("_latencies", "_shares", "_zone")
+    __slots__ = ("_expected", "_shares", "_zone")
 
     def __init__(self, config: ScoringConfig, shares: ScoreWeights, zone: str | None) -> None:
-        self._latencies = ExpectedTimeScorer(config)
+        self._expected = ExpectedTimeScorer(config)
         self._shares = shares
         self._zone = zone
 
-    def rivals(self, candidates: Sequence[Candidate], now: float) -> Rivals:
-        """The fastest and the heaviest: parts are relative to them."""
-        return self._latencies.rivals(candidates, now)
+    def costs(self, rivals: Sequence[Candidate], now: float) -> list[float]:
+        """Return what is missing to a perfect score for each."""
+        return [_missing(parts) for parts in self._parts(rivals, self._expected.latencies(rivals, now), now)]
 
-    def cost(self, candidate: Candidate, now: float, rivals: Rivals) -> float:
-        """Return what is missing to a perfect score."""
-        return sum((1.0 - value) * share for _, value, share in self._parts(candidate, now, rivals))
-
-    def score(self, candidate: Candidate, now: float, rivals: Rivals) -> Score:
-        """Return the same cost with its parts."""
-        parts = self._parts(candidate, now, rivals)
-        cost = sum((1.0 - value) * share for _, value, share in parts)
-        return self._latencies.parts_of(candidate, now, rivals, cost, parts)
+    def scores(self, rivals: Sequence[Candidate], now: float) -> list[Score]:
+        """Return the same costs with their parts."""
+        latencies = self._expected.latencies(rivals, now)
+        return [
+            self._expected.parted(candidate, _missing(parts), latency_s, now, parts)
+            for candidate, latency_s, parts in zip(
+                rivals, latencies, self._parts(rivals, latencies, now), strict=True
+            )
+        ]
 
     def warm(self, candidate: Candidate, now: float) -> float:
         """Rises from the floor to 1 within the window."""
-        return self._latencies.warm(candidate, now)
+        return self._expected.warm(candidate, now)
 
-    def _parts(self, candidate: Candidate, now: float, rivals: Rivals) -> tuple[tuple[str, float, float], ...]:
-        shares, instance = self._shares, candidate.instance
-        latency_s = self._latencies.latency_s(candidate, now, rivals)
-        taken = instance.in_flight / (candidate.slots or instance.limit)
-        parts = (
-            ("success", candidate.learnt.success.at(now), shares.success),
-            ("latency", min(1.0, rivals.latency_s / latency_s) if latency_s > 0 else 1.0, shares.latency),
-            ("load", max(0.0, 1.0 - taken), shares.load),
-            ("locality", 1.0 - distance(self._zone, instance.info.zone) / 2, shares.locality),
-            ("weight", instance.info.weight / rivals.weight if rivals.weight else 1.0, shares.weight),
-        )
-        return tuple(part for part in parts if part[2])
+    def _parts(
+        self, rivals: Sequence[Candidate], latencies: Sequence[float], now: float
+    ) -> list[tuple[tuple[str, float, float], ...]]:
+        shares = self._shares
+        fastest, heaviest = min(latencies), max(c.instance.info.weight for c in rivals)
+        parts = []
+        for candidate, latency_s in zip(rivals, latencies, strict=True):
+            instance = candidate.instance
+            taken = instance.in_flight / (candidate.slots or candidate.instance_limit)
+            every = (
+                ("success", candidate.learnt.success.at(now), shares.success),
+                ("latency", fastest / latency_s if latency_s > 0 else 1.0, shares.latency),
+                ("load", max(0.0, 1.0 - taken), shares.load),
+                ("locality", 1.0 - distance(self._zone, instance.info.zone) / 2, shares.locality),
+                ("weight", instance.info.weight / heaviest, shares.weight),
+            )
+            parts.append(tuple(part for part in every if part[2]))
+        return parts
 
 
 def scorer_of(config: ReachConfig, zone: str | None) -> Scorer:
@@ -233,3 +210,7 @@ def scorer_of(config: ReachConfig, zone: str | None) -> Scorer:
     if config.scoring.weights is None:
         return ExpectedTimeScorer(config.scoring)
     return WeightedScorer(config.scoring, config.scoring.weights, zone)
+
+
+def _missing(parts: tuple[tuple[str, float, float], ...]) -> float:
+    return sum((1.0 - value) * share for _, value, share in parts)

@@ -54,28 +54,26 @@ def cheapest(drawn: Sequence[Candidate], scorer: Scorer, now: float, rng: random
     """
     if len(drawn) == 1:
         return drawn[0]
-    warmest = 0.0
+    shares = []
     for candidate in drawn:
         if candidate.instance.breaker.probe_due(now):
             return candidate
-        warmest = max(warmest, scorer.warm(candidate, now))
-    rivals = scorer.rivals(drawn, now)
-    best, best_cost, equals = None, 0.0, 1
-    for candidate in drawn:
+        shares.append(scorer.warm(candidate, now))
+    warmest = max(shares)
+    chosen, least, equals = None, 0.0, 1
+    for candidate, share, cost in zip(drawn, shares, scorer.costs(drawn, now), strict=True):
         # Relative to its warmest rival: where all are new, nobody is held back.
-        share = scorer.warm(candidate, now) / warmest
-        if share < 1 and rng.random() >= share:
+        if share < warmest and rng.random() >= share / warmest:
             continue
-        cost = scorer.cost(candidate, now, rivals)
-        if best is None or cost < best_cost:
-            best, best_cost, equals = candidate, cost, 1
-        elif cost == best_cost:
+        if chosen is None or cost < least:
+            chosen, least, equals = candidate, cost, 1
+        elif cost == least:
             equals += 1
             if rng.random() * equals < 1:
-                best = candidate
+                chosen = candidate
     # The warmest always takes part.
-    assert best is not None
-    return best
+    assert chosen is not None
+    return chosen
 
 
 def best(
@@ -90,8 +88,8 @@ def best(
     """Return the best `count` of `choices` times as many usable candidates drawn at random, the best first."""
     left = [candidate for candidate in candidates if usable(candidate)]
     drawn = rng.sample(left, min(count * choices, len(left)))
-    rivals = scorer.rivals(drawn, now)
-    return sorted(drawn, key=lambda candidate: scorer.cost(candidate, now, rivals))[:count]
+    costs = scorer.costs(drawn, now)
+    return [drawn[place] for place in sorted(range(len(drawn)), key=costs.__getitem__)][:count]
 
 
 def in_turn(candidates: Sequence[Candidate], usable: Callable[[Candidate], bool]) -> Candidate | None:

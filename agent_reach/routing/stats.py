@@ -48,7 +48,9 @@ class Latency:
 
     def at(self, now: float) -> float:
         """Return the mean, or what is left of the latest failure if that is more, as of `now`, in seconds."""
-        mean_s = faded(self.mean_s, self.observed_at, now, self._decay_s)
+        mean_s = self.mean_s
+        if now > self.observed_at:
+            mean_s *= math.exp((self.observed_at - now) / self._decay_s)
         return max(mean_s, self.booked_s(now)) if self.failed_s else mean_s
 
     def booked_s(self, now: float) -> float:
