@@ -11,6 +11,7 @@ __all__ = [
     "CallServed",
     "ContractClash",
     "Event",
+    "OutageChanged",
     "RecordSkipped",
     "RegistrationChanged",
     "RegistryChanged",
@@ -64,6 +65,16 @@ class BreakerChanged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OutageChanged:
+    """All calls of a capability fail, whichever instance they go to (`down`: calls wait for one to succeed), one
+    has succeeded again (`recovering`), or enough have (`up`).
+    """
+
+    capability: str
+    status: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RegistryChanged:
     """The view of the registry changed: `connected`, `lost`, `stale` (served on), `expired` (grace is over)."""
 
@@ -100,5 +111,12 @@ class ContractClash:
 
 
 Event: TypeAlias = (
-    CallEnded | CallServed | BreakerChanged | RegistryChanged | RegistrationChanged | RecordSkipped | ContractClash
+    CallEnded
+    | CallServed
+    | BreakerChanged
+    | OutageChanged
+    | RegistryChanged
+    | RegistrationChanged
+    | RecordSkipped
+    | ContractClash
 )

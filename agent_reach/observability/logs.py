@@ -19,6 +19,7 @@ from agent_reach.events import (
     CallServed,
     ContractClash,
     Event,
+    OutageChanged,
     RecordSkipped,
     RegistrationChanged,
     RegistryChanged,
@@ -96,6 +97,9 @@ def _describe(event: Event) -> tuple[str, int, str]:
             return "agent_reach.serving", logging.ERROR if bug else logging.INFO, "served"
         case BreakerChanged():
             return "agent_reach.calls", _level(event.after != "open"), f"breaker {event.after}"
+        case OutageChanged():
+            # Its end is told as loudly as its beginning.
+            return "agent_reach.calls", logging.WARNING, f"outage {event.status}"
         case RegistryChanged():
             return "agent_reach.registry", _level(event.status in _GOOD_NEWS), f"registry {event.status}"
         case RegistrationChanged():

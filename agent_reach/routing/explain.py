@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from agent_reach.model import LoadReport
 from agent_reach.routing import ejection
 from agent_reach.routing.instance import Candidate
+from agent_reach.routing.outage import OutageState
 from agent_reach.routing.router import Router
 from agent_reach.routing.scoring import Score
 
@@ -16,7 +17,7 @@ __all__ = ["CandidateView", "Excluded", "Explanation", "Risk", "Route", "explain
 
 class Risk(enum.Enum):
     """How likely a call is to fail: LOW two or more usable instances and fresh knowledge; MEDIUM one, or
-    stale knowledge; HIGH none.
+    stale knowledge; HIGH none, or all calls fail lately.
     """
 
     LOW = "low"
@@ -66,7 +67,8 @@ class Explanation:
     """The candidates of a capability, cheapest first, and those excluded. `print` it.
 
     `age_s` is how old the knowledge is, in seconds (None: nothing was ever learnt); `stale` if the registry
-    can't confirm it. `panic`: so many are shut out that health is ignored.
+    can't confirm it. `panic`: so many are shut out that health is ignored. `failing`: so many calls in a row have
+    failed, whichever instance they went to, that calls wait for one to succeed; else 0.
     """
 
     capability: str
@@ -77,6 +79,7 @@ class Explanation:
     panic: bool
     stale: bool
     age_s: float | None
+    failing: int
 
     def __str__(self) -> str:
         total = len(self.candidates) + len(self.excluded)
@@ -86,6 +89,8 @@ class Explanation:
             flags.append("answered by a newer version (soft alias)")
         if self.panic:
             flags.append("panic: health ignored")
+        if self.failing:
+            flags.append(f"the last {self.failing} calls failed: calls wait for one to succeed")
         lines = [f"{self.capability}: {len(self.candidates)} of {total} instances usable; {'; '.join(flags)}"]
         lines += [f"  {rank}. {view}" for rank, view in enumerate(self.candidates, 1)]
         lines += [f"  -  {gone}" for gone in self.excluded]
@@ -125,6 +130,8 @@ def explain(
     found, scorer = router.lookup(capability), router.scorer
     candidates = found.candidates
     owner, lost = router.owner(capability, context_id, candidates) if context_id is not None else (None, None)
+    outage = router.shared(capability).outage if candidates else None
+    failing = outage.in_a_row if outage is not None and outage.state is OutageState.DOWN else 0
     panic = bool(candidates) and ejection.panics(candidates, now, router.config.ejection)
     usable: list[CandidateView] = []
     excluded: list[Excluded] = []
@@ -139,11 +146,12 @@ def explain(
         capability,
         tuple(usable),
         tuple(excluded),
-        _risk(sum(not view.avoided for view in usable), stale=stale, panic=panic),
+        Risk.HIGH if failing else _risk(sum(not view.avoided for view in usable), stale=stale, panic=panic),
         found.deprecated,
         panic,
         stale,
         age_s,
+        failing,
         owner,
         lost,
     )

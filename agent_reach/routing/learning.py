@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from agent_reach.routing import ejection, outcomes
 from agent_reach.routing.breaker import BreakerPermit, BreakerState, Transition, Verdict
 from agent_reach.routing.instance import Instance
+from agent_reach.routing.outage import OutageState
 from agent_reach.routing.outcomes import Cancelled, LostAnswer, Outcome, Rejected, Succeeded
 from agent_reach.routing.router import Router
 from agent_reach.routing.steps import CallPlan, Send
@@ -41,8 +42,12 @@ def begin(send: Send, plan: CallPlan, router: Router, now: float) -> tuple[InFli
     return InFlight(send, permit, now, len(candidate.learnt.began)), transition
 
 
-def learn(flight: InFlight, outcome: Outcome, plan: CallPlan, router: Router, now: float) -> Transition | None:
-    """Give an attempt's permit back and take in how it ended."""
+def learn(
+    flight: InFlight, outcome: Outcome, plan: CallPlan, router: Router, now: float
+) -> tuple[Transition | None, OutageState | None]:
+    """Give an attempt's permit back and take in how it ended; return what changed of its breaker and of the
+    capability as a whole.
+    """
     candidate = flight.send.candidate
     instance, learnt = candidate.instance, candidate.learnt
     instance.in_flight -= 1
@@ -59,12 +64,12 @@ def learn(flight: InFlight, outcome: Outcome, plan: CallPlan, router: Router, no
     elif _had_it(outcome) and elapsed_s > learnt.latency.at(now):
         # Nobody's fault, but whoever gave up would have had to wait longer still.
         learnt.latency.observe(elapsed_s, now)
+    outage, outage_state = router.shared(plan.capability).outage, None
+    if verdict is Verdict.SUCCESS:
+        outage_state = outage.succeeded(now)
+    elif verdict is not Verdict.NEUTRAL:
+        outage_state = outage.failed(now, router.rng)
     if verdict is not Verdict.NEUTRAL:
-        outage = router.shared(plan.capability).outage
-        if verdict is Verdict.SUCCESS:
-            outage.succeeded(now)
-        else:
-            outage.failed(now, router.rng)
         learnt.success.observe(verdict is Verdict.SUCCESS, now)
     if learnt.limit is not None:
         _teach_limit(flight, outcome, elapsed_s)
@@ -80,7 +85,7 @@ def learn(flight: InFlight, outcome: Outcome, plan: CallPlan, router: Router, no
         instance.warm_from = now
         instance.forgive()
     _hear(flight, outcome, now)
-    return transition
+    return transition, outage_state
 
 
 def misplaced(outcome: Outcome) -> bool:

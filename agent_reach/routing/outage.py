@@ -64,22 +64,27 @@ class Outage:
         elif self.state is OutageState.RECOVERING:
             self._credits -= 1
 
-    def succeeded(self, now: float) -> None:
-        """A call was answered."""
+    def succeeded(self, now: float) -> OutageState | None:
+        """A call was answered; return the state if that changed it."""
         self.in_a_row = 0
         if self.state is OutageState.DOWN:
             self.state = OutageState.RECOVERING
             self._until = now + _RECOVERY_S
             self._credits = 2
-        elif self.state is OutageState.RECOVERING:
+            return self.state
+        if self.state is OutageState.RECOVERING:
             self._credits += 2
             if self._credits >= _ENOUGH or now >= self._until:
                 self.state = OutageState.UP
+                return self.state
+        return None
 
-    def failed(self, now: float, rng: random.Random) -> None:
-        """A call failed, by no fault of its caller."""
+    def failed(self, now: float, rng: random.Random) -> OutageState | None:
+        """A call failed, by no fault of its caller; return the state if that changed it."""
         self.in_a_row = self.in_a_row + 1 if now - self._failed_at <= _TOGETHER_S else 1
         self._failed_at = now
         if self.state is not OutageState.DOWN and self.in_a_row >= _IN_A_ROW:
             self.state = OutageState.DOWN
             self._until = now + _PROBE_S * (0.5 + rng.random() / 2)
+            return self.state
+        return None

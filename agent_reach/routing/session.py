@@ -29,6 +29,7 @@ from agent_reach.routing.breaker import Transition
 from agent_reach.routing.choosing import Choice, Chooser
 from agent_reach.routing.instance import Candidate
 from agent_reach.routing.learning import InFlight, begin, learn, misplaced
+from agent_reach.routing.outage import OutageState
 from agent_reach.routing.outcomes import Cancelled, Outcome, Rejected, Succeeded, Unsent
 from agent_reach.routing.router import Router
 from agent_reach.routing.steps import Await, CallPlan, Raise, Return, Send, Step, Wait
@@ -49,6 +50,7 @@ class CallSession:
         "_hedged",
         "_last",
         "_last_at",
+        "_outages",
         "_patient_until",
         "_place_wait_until",
         "_plan",
@@ -78,6 +80,7 @@ class CallSession:
         self._hedged = False
         self._end: Return | Raise | None = None
         self._transitions: list[tuple[str, Transition]] = []
+        self._outages: list[OutageState] = []
 
     @property
     def last(self) -> Outcome | None:
@@ -92,6 +95,11 @@ class CallSession:
     def take_transitions(self) -> list[tuple[str, Transition]]:
         """Return the breaker changes (agent id, transition) since the last call of this method."""
         changed, self._transitions = self._transitions, []
+        return changed
+
+    def take_outages(self) -> list[OutageState]:
+        """Return what the state of the capability as a whole became since the last call of this method."""
+        changed, self._outages = self._outages, []
         return changed
 
     def next(self, now: float) -> Step:
@@ -129,7 +137,9 @@ class CallSession:
         """Take in how an attempt ended, and give its permit back; `send` can be left out if one is under way."""
         flight = self._take_flight(send)
         send, candidate = flight.send, flight.send.candidate
-        transition = learn(flight, outcome, self._plan, self._router, now)
+        transition, outage = learn(flight, outcome, self._plan, self._router, now)
+        if outage is not None:
+            self._outages.append(outage)
         if transition is not None:
             self._transitions.append((candidate.agent_id, transition))
         self._plan.allowance.give_back(outcomes.unspent(outcome, send.retry_allowance))

@@ -12,16 +12,19 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import httpx
 
 from agent_reach import MemoryRegistry, ReachClient, ReachConfig, register_agent
 from agent_reach.dialing.local import LocalDialer
+from agent_reach.routing.decisions import DecisionLog
 from agent_reach.routing.index import Index, Upsert
-from agent_reach.routing.scoring import PeakEwmaScorer
+from agent_reach.routing.instance import Candidate
+from agent_reach.routing.scoring import ExpectedTimeScorer
 from agent_reach.routing.selection import pick
-from tests.routing.world import CAPABILITY, agent
+from agent_reach.routing.steps import Send
+from tests.routing.world import CAPABILITY, World, agent, ok
 
 ROUNDS = 7
 
@@ -68,19 +71,58 @@ def bench_import() -> None:
 
 
 def bench_pick() -> None:
-    rng, scorer = random.Random(1), PeakEwmaScorer(ReachConfig().scoring)
+    rng, config = random.Random(1), ReachConfig().scoring
+    scorer = ExpectedTimeScorer(config)
     works: dict[str, Callable[[], float]] = {}
     for count in (10, 1_000, 10_000):
         index = Index()
         for number in range(count):
             index.apply(Upsert(agent(f"a{number}"), number + 1), 0.0)
         candidates = index.lookup(CAPABILITY).candidates
-        works[str(count)] = lambda candidates=candidates: cpu_us(
-            lambda: pick(candidates, lambda c: c.instance.breaker.available(1.0), scorer, 1.0, rng), 2_000
-        )
+
+        def one(candidates: Sequence[Candidate] = candidates) -> None:
+            pick(candidates, lambda c: c.instance.breaker.available(1.0), scorer, 1.0, rng, config.choices)
+
+        works[str(count)] = lambda one=one: cpu_us(one, 2_000)
     figures = alternating(works)
     for count, us in figures.items():
         print(f"pick among {count:>6} instances           {us:8.2f} us   {us / figures['10']:.2f} x among 10")
+
+
+class Silent(DecisionLog):
+    """Notes nothing."""
+
+    def note(self, *_args: object) -> None:
+        """Do nothing."""
+
+
+def bench_decisions() -> None:
+    """A whole call's decisions without network, and what noting them adds: the log is always on."""
+
+    def calls(count: int, *, noted: bool) -> Callable[[], float]:
+        world, now = World(*(agent(f"a{number}") for number in range(count))), 100.0
+        if not noted:
+            world.router.decisions = Silent(lambda: None, world.config.scoring)
+
+        def call() -> None:
+            nonlocal now
+            now += 0.001
+            session = world.session(now=now, deadline=now + 30)
+            step = session.next(now)
+            assert isinstance(step, Send)
+            session.record(ok(step.candidate.agent_id), now + 0.0005)
+            session.next(now + 0.0005)
+
+        return lambda: cpu_us(call, 1_000)
+
+    figures = alternating(
+        {f"{count} {noted}": calls(count, noted=noted) for count in (3, 10) for noted in (True, False)}
+    )
+    for count in (3, 10):
+        on, off = figures[f"{count} True"], figures[f"{count} False"]
+        print(
+            f"decisions of a call, {count:>2} instances     {on:8.2f} us   {on / off:.2f} x without the log of them"
+        )
 
 
 def bench_index(count: int = 100_000) -> None:
@@ -156,6 +198,7 @@ def main() -> None:
     """Run everything."""
     bench_import()
     bench_pick()
+    bench_decisions()
     bench_index()
     asyncio.run(bench_call())
 

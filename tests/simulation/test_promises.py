@@ -1,4 +1,4 @@
-"""What the routing promises, each in a world of its own. All of it is virtual time: the same seed, the same calls."""
+"""What the routing promises, each in a world of its own. It is all virtual time: the same seed, the same calls."""
 
 from __future__ import annotations
 
