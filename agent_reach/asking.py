@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar, Unpack, overload
+from typing import Any, Literal, TypeVar, Unpack, overload
 
 from pydantic import BaseModel
 
@@ -69,7 +69,7 @@ class Asking:
         policy: Policy | None = None,
         strategy: Strategy | None = None,
         retry: RetryConfig | None = None,
-        hedge: HedgeConfig | None = None,
+        hedge: HedgeConfig | Literal[False] | None = None,
         fallback: Callable[[ReachError], Any] | None = None,
         response_model: Any = None,
         metadata: Mapping[str, str] | None = None,
@@ -81,12 +81,13 @@ class Asking:
         capability's own time for each attempt, at most 30 s in all; a nested call never gets more than its caller
         has left. It is repeated only where that is safe: the capability is idempotent, or nothing was executed.
         `idempotency_key` lets an instance recognise a repeat of yours. Calls with the same `context_id` go to the
-        instance that answered the first of them while it is there; with `require_context` to no other. `policy` is
-        a bundle for a kind of call (`Policy.TOOL`), and `strategy`, `retry` and `hedge` go before what it or the
-        settings say: how an instance is chosen, how often the call is repeated, and whether an idempotent one gets
-        a second copy elsewhere when the first is slow. `response_model` checks and types `data`.
-        `fallback`, sync or async, is given the error when all else failed, and its result becomes the reply; it
-        isn't asked about the caller's own mistakes (ConfigError, ClientNotOpen, InvalidPayload).
+        instance that answered the first of them while it is there; with `require_context` to no other. `policy`
+        is a bundle for a kind of call (`Policy.TOOL`), and `strategy`, `retry` and `hedge` go before what it or
+        the settings say: how an instance is chosen, how often the call is repeated, and whether an idempotent one
+        gets a second copy elsewhere when the first is slow (`hedge=False`: it doesn't). `response_model` checks
+        and types `data`. `fallback`, sync or async, is given the error when all else failed, and its result
+        becomes the reply; it isn't asked about the caller's own mistakes (ConfigError, ClientNotOpen,
+        InvalidPayload).
 
         Raises a `ReachError`: AgentNotFound, NoHealthyAgent, Overloaded, DeadlineExceeded, RemoteError,
         OutcomeUnknown, ContextLost, InvalidPayload, InvalidReply, RegistryUnavailable and the rest of the tree.

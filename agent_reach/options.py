@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 from pydantic import PydanticUndefinedAnnotation, PydanticUserError, TypeAdapter
 
@@ -27,7 +27,7 @@ class CallKeywords(TypedDict, total=False):
     policy: Policy | None
     strategy: Strategy | None
     retry: RetryConfig | None
-    hedge: HedgeConfig | None
+    hedge: HedgeConfig | Literal[False] | None
     fallback: Callable[[ReachError], Any] | None
     metadata: Mapping[str, str] | None
 
@@ -44,7 +44,7 @@ class CallOptions:
     policy: Policy | None = None
     strategy: Strategy | None = None
     retry: RetryConfig | None = None
-    hedge: HedgeConfig | None = None
+    hedge: HedgeConfig | Literal[False] | None = None
     fallback: Callable[[ReachError], Any] | None = None
     response_model: Any = None
     metadata: Mapping[str, str] | None = None
@@ -59,10 +59,11 @@ class CallOptions:
         for name, wanted, example in (
             ("policy", Policy, "Policy.CRITICAL"),
             ("retry", RetryConfig, "RetryConfig(max_attempts=1)"),
-            ("hedge", HedgeConfig, "HedgeConfig()"),
+            ("hedge", HedgeConfig, "HedgeConfig(), or False for none"),
         ):
             value = getattr(self, name)
-            if value is not None and not isinstance(value, wanted):
+            off = name == "hedge" and value is False
+            if value is not None and not off and not isinstance(value, wanted):
                 raise ConfigError(f"{name}={value!r} must be a {wanted.__name__}, like {example}")
         if self.policy is not None:
             for name in ("strategy", "retry", "hedge"):

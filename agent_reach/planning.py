@@ -34,6 +34,10 @@ class Planner:
         self, call: OutgoingCall, options: CallOptions, started: float, left_s: float, preferred: tuple[str, ...]
     ) -> CallPlan:
         """Settle what the session needs to know; raise as `Knowledge.offered` if nobody offers it."""
+        hedge = self._config.hedge if options.hedge is None else options.hedge or None
+        if call.context_id is not None:
+            # Nobody but its owner knows the conversation.
+            hedge = None
         name, parent = call.target_capability, _caller()
         found = self._knowledge.offered(name, pinned=options.agent_id, request_id=call.request_id)
         return CallPlan.of(
@@ -49,7 +53,7 @@ class Planner:
             pinned=options.agent_id,
             preferred=preferred,
             strategy=options.strategy or self._config.strategy,
-            hedge=options.hedge or self._config.hedge,
+            hedge=hedge,
             context_id=call.context_id,
             require_context=options.require_context,
             trip_after=options.trip_after,

@@ -129,7 +129,8 @@ class LimitConfig:
 
     initial: int = 20
     least: int = 4
-    most: int = 200
+    # No more than `BulkheadConfig.per_instance`, which counts as well.
+    most: int = 100
     # Latency may rise by half before the limit falls.
     tolerance: float = 1.5
     smoothing: float = 0.2

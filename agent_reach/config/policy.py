@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from agent_reach.config import checks
 from agent_reach.config.calls import HedgeConfig, RetryConfig
@@ -25,7 +25,7 @@ class Policy:
     """
 
     retry: RetryConfig | None = None
-    hedge: HedgeConfig | None = None
+    hedge: HedgeConfig | Literal[False] | None = None
     strategy: Strategy | None = None
     trip_after: int | None = None
 
@@ -35,7 +35,8 @@ class Policy:
 
     def __post_init__(self) -> None:
         checks.instance(self, "retry", RetryConfig, "or None")
-        checks.instance(self, "hedge", HedgeConfig, "or None")
+        if self.hedge is not False:
+            checks.instance(self, "hedge", HedgeConfig, "or None, or False for none")
         if self.strategy is not None:
             check_strategy(self.strategy)
         if self.trip_after is not None:
@@ -43,5 +44,5 @@ class Policy:
 
 
 Policy.TOOL = Policy(hedge=HedgeConfig())
-Policy.ANALYSIS = Policy(retry=RetryConfig(max_attempts=2, base_s=1.0))
+Policy.ANALYSIS = Policy(retry=RetryConfig(max_attempts=2, base_s=1.0), hedge=False)
 Policy.CRITICAL = Policy(retry=RetryConfig(max_attempts=1, patience_s=0.0), trip_after=2)

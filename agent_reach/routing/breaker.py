@@ -10,8 +10,9 @@
     HALF_OPEN  the probe ends neutrally                  HALF_OPEN  (the next call is the probe)
 
 Every state change starts a new generation; a permit of an earlier one counts for nothing when it comes back
-(sony/gobreaker), so late answers and cancelled calls never poison the statistics. The failure conditions are
-those of Finagle's FailureAccrualPolicy and Linkerd's unified policy.
+(sony/gobreaker), so late answers and cancelled calls never poison the statistics. (But a late good answer proves
+that somebody listens.) The failure conditions are those of Finagle's FailureAccrualPolicy and Linkerd's unified
+policy.
 """
 
 from __future__ import annotations
@@ -146,7 +147,8 @@ class Breaker:
         the configured number of failures in a row.
         """
         if permit.generation != self.generation:
-            return None
+            # It answers a call that was on its way when nobody seemed to listen: somebody does.
+            return self._close() if self.unreachable and verdict is Verdict.SUCCESS else None
         if permit.probe:
             self._probing = False
         if verdict is Verdict.NEUTRAL:

@@ -60,11 +60,12 @@ class RetryBudget:
         """Count a call."""
         self._spent.count(True, now)
 
-    def left(self, now: float) -> float:
-        """How many retries may be made now; below 1 none."""
+    def left(self, now: float, ratio: float | None = None) -> float:
+        """How many retries may be made now; below 1 none. `ratio` stands for the configured share."""
         calls, retries = self._spent.counts(now)
         succeeded, _ = self._outcomes.counts(now)
-        return max(self._least, self._ratio * calls) + self._EARNED * succeeded - retries
+        ratio = self._ratio if ratio is None else ratio
+        return max(self._least, ratio * calls) + self._EARNED * succeeded - retries
 
     def paid_off(self, now: float) -> None:
         """A retry succeeded."""

@@ -59,8 +59,7 @@ class Chooser:
 
     def choose_untried(self, candidates: Sequence[Candidate], now: float) -> Choice | None:
         """The same among those that this call never tried; for a second copy."""
-        untried = _Usable(now, self._tried, avoided=False)
-        chosen = self._by_strategy(candidates, untried, now)
+        chosen = self._nearest(candidates, _Usable(now, self._tried, avoided=False), now)
         if chosen is None:
             return None
         self._note(chosen)
@@ -151,13 +150,8 @@ class Chooser:
             chosen = self._by_strategy(ring, usable, now)
             if chosen is None:
                 continue
-            if best is None:
+            if best is None or self._spills(best, chosen, now):
                 best = chosen
-            elif self._spills(best, chosen, now):
-                return chosen
-            # Who is not crowded stays; looking further would cost another draw for each call.
-            if self._crowding(best) <= 1.0:
-                return best
         return best
 
     def _spills(self, near: Candidate, far: Candidate, now: float) -> bool:

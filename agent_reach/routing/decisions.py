@@ -43,8 +43,9 @@ class CandidateSeen:
         if self.excluded:
             until = "" if self.for_s is None else f" for {self.for_s:.1f} s more"
             return f"{self.agent_id}: out, {self.excluded}{until}"
+        latency = f"latency {self.latency_s * 1000:.1f} ms" if self.latency_s else "latency unknown"
         return (
-            f"{self.agent_id}: latency {self.latency_s * 1000:.1f} ms, {self.in_flight} in flight, "
+            f"{self.agent_id}: {latency}, {self.in_flight} in flight, "
             f"weight {self.weight:g}, breaker {self.breaker}"
         )
 

@@ -64,6 +64,7 @@ def learn(
     elif _had_it(outcome) and elapsed_s > learnt.latency.at(now):
         # Nobody's fault, but whoever gave up would have had to wait longer still.
         learnt.latency.observe(elapsed_s, now)
+        router.shared(plan.capability).latencies.observe(elapsed_s)
     outage, outage_state = router.shared(plan.capability).outage, None
     if verdict is Verdict.SUCCESS:
         outage_state = outage.succeeded(now)

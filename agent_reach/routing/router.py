@@ -29,8 +29,8 @@ class Shared:
     def __init__(self, config: ReachConfig, zone: str | None) -> None:
         retry = config.retry
         self.retries = RetryBudget(retry.budget_ratio, retry.budget_least, retry.budget_window_s)
-        hedge_ratio = config.hedge.budget_ratio if config.hedge is not None else 0.05
-        self.hedges = RetryBudget(hedge_ratio, 1, retry.budget_window_s)
+        # Their share is the call's own (`HedgeConfig.budget_ratio`); one in ten seconds at any rate.
+        self.hedges = RetryBudget(0.0, 1, retry.budget_window_s)
         self.latencies = RecentLatencies()
         self.outage = Outage()
         self._zone = zone

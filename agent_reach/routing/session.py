@@ -223,15 +223,15 @@ class CallSession:
 
     def _second_copy(self, now: float) -> Step:
         """Another copy of an attempt that takes longer than most, where that is wanted and affordable."""
-        first = self._flights[0]
+        first, hedge = self._flights[0], self._plan.hedge
         after_s = first.send.hedge_after_s
-        if after_s is None or self._hedged or len(self._flights) > 1 or now >= self._plan.deadline:
+        if after_s is None or hedge is None or self._hedged or len(self._flights) > 1 or now >= self._plan.deadline:
             return Await()
         # A timer that fires a rounding error early is not asked to fire again for it.
         if now < first.at + after_s - 1e-6:
             return Await(first.at + after_s - now)
         self._hedged = True
-        if self._shared.hedges.left(now) < 1 or self._router.tier_full(self._plan.tier):
+        if self._shared.hedges.left(now, hedge.budget_ratio) < 1 or self._router.tier_full(self._plan.tier):
             return Await()
         candidates = self._candidates()
         choice = self._chooser.choose_untried(candidates, now)
