@@ -1,22 +1,17 @@
-"""What makes an instance dear or cheap: calls that hang, what others send it, and the parts of a weighted score."""
+"""What makes an instance dear or cheap: calls that hang, and the parts of a weighted score."""
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from agent_reach.config import ReachConfig, ScoreWeights, ScoringConfig
 from agent_reach.model import LoadReport
 from agent_reach.routing.instance import Candidate, Learnt
-from agent_reach.routing.scoring import Rivals, Score
+from agent_reach.routing.scoring import Score
 from agent_reach.routing.selection import pick
-from tests.routing.world import CAPABILITY, World, agent
-
-RIVALS = Rivals(0.03, 1.0)
+from tests.routing.world import CAPABILITY, World, agent, ok
 
 
 def anyone(_candidate: Candidate) -> bool:
@@ -35,8 +30,9 @@ def picked(world: World, times: int, now: float = 100.0, choices: int = 2) -> Co
 
 def score(world: World, agent_id: str, now: float) -> Score:
     """The score among all that there are."""
-    (candidate,) = [c for c in candidates(world) if c.agent_id == agent_id]
-    return world.scorer.score(candidate, now, world.scorer.rivals(candidates(world), now))
+    scores = world.scorer.scores(candidates(world), now)
+    (told,) = [s for c, s in zip(candidates(world), scores, strict=True) if c.agent_id == agent_id]
+    return told
 
 
 # --- calls in flight -----------------------------------------------------------------------------------------
@@ -47,7 +43,7 @@ def test_a_call_that_hangs_makes_its_instance_dearer_before_it_ends() -> None:
     for candidate in candidates(world):
         candidate.latency.observe(0.1, 100.0)
     hangs, _ = candidates(world)
-    hangs.learnt.begin(100.0)
+    hangs.learnt.began.append(100.0)
     assert score(world, "hangs", 100.05).latency_s == pytest.approx(0.1, rel=0.01)
     late = score(world, "hangs", 107.0)
     assert late.latency_s == pytest.approx(7.0)
@@ -55,71 +51,33 @@ def test_a_call_that_hangs_makes_its_instance_dearer_before_it_ends() -> None:
     assert "latency 7000.0 ms (calls in flight so far)" in str(late)
     assert picked(world, 100, now=107.0) == {"well": 100}
     # Once it ended, what is known of the instance are answers again.
-    hangs.learnt.end(100.0)
+    hangs.learnt.began.remove(100.0)
     assert not score(world, "hangs", 107.0).waiting
     assert score(world, "hangs", 107.0).latency_s < 0.1
 
 
-def test_the_age_of_calls_in_flight_is_their_average() -> None:
+def test_one_long_call_is_no_news_and_most_of_them_hanging_is() -> None:
     learnt = Learnt(ReachConfig())
     assert learnt.age_s(50.0) == 0.0
-    learnt.begin(10.0)
-    learnt.begin(14.0)
-    assert learnt.age_s(20.0) == pytest.approx(8.0)
-    learnt.end(10.0)
-    assert learnt.age_s(20.0) == pytest.approx(6.0)
+    learnt.began += [10.0]
+    assert learnt.age_s(20.0) == 10.0, "of one call, that one"
+    learnt.began += [19.0, 19.5]
+    assert learnt.age_s(20.0) == 1.0
+    learnt.began[1:] = [11.0, 19.5]
+    assert learnt.age_s(20.0) == 9.0
+    learnt.began[:] = [10.0, 19.0]
+    assert learnt.age_s(20.0) == 1.0, "half of them is not most of them"
 
 
-@given(st.lists(st.floats(0, 1e7), min_size=1, max_size=30), st.randoms(use_true_random=False))
-def test_when_the_last_call_ended_nothing_is_left_of_it_whatever_rounding_did(
-    begins: list[float], rng: random.Random
-) -> None:
-    learnt = Learnt(ReachConfig())
-    for began in begins:
-        learnt.begin(began)
-    rng.shuffle(begins)
-    for began in begins:
-        learnt.end(began)
-    assert (learnt.in_flight, learnt.age_s(2e7), learnt._began_sum) == (0, 0.0, 0.0)
-    learnt.begin(5.0)
-    assert learnt.age_s(7.0) == 2.0
-
-
-# --- what it says of its load --------------------------------------------------------------------------------
-
-
-def test_calls_of_others_make_an_instance_dearer_and_fade_within_seconds() -> None:
-    world = World(agent("a", weight=1.0))
-    (candidate,) = candidates(world)
-    candidate.latency.observe(0.1, 100.0)
-    candidate.learnt.begin(99.99)
-    # Five run and two wait there; one of them is ours.
-    candidate.learnt.report(LoadReport(in_flight=5, queued=2), 100.0)
-    assert candidate.learnt.others(100.0) == 6
-    fresh, later = score(world, "a", 100.0), score(world, "a", 101.0)
-    assert fresh.others == 6
-    assert fresh.cost == pytest.approx(0.1 * 7)
-    assert later.others == pytest.approx(6 / 2.718281828)
-    assert candidate.learnt.others(110.0) < 0.001
-    assert "(0 in flight + 6.0 of others + 1)" in str(fresh)
-    assert "of others" not in str(score(world, "a", 110.0))
-
-
-def test_a_report_of_fewer_calls_than_are_ours_says_that_nobody_else_is_there() -> None:
-    learnt = Learnt(ReachConfig())
-    for _ in range(3):
-        learnt.begin(0.0)
-    learnt.report(LoadReport(in_flight=1), 0.0)
-    assert learnt.others(0.0) == 0
-    learnt.report(LoadReport(in_flight=4), 0.0)
-    learnt.report(None, 5.0)
-    assert learnt.others(0.0) == 1, "an answer that says nothing changes nothing"
-
-
-def test_without_a_decay_what_others_send_counts_for_nothing() -> None:
-    learnt = Learnt(ReachConfig(scoring=ScoringConfig(report_decay_s=0.0)))
-    learnt.report(LoadReport(in_flight=9), 1.0)
-    assert learnt.others(1.0) == 0.0
+def test_what_instances_say_of_their_load_is_shown_and_not_scored() -> None:
+    """It is of the past, and callers that believe it rush to the same instance together (docs/routing.md)."""
+    world = World(agent("a"))
+    before = score(world, "a", 100.0)
+    session = world.session(now=100.0, deadline=130.0)
+    session.next(100.0)
+    session.record(ok("a", load=LoadReport(in_flight=90, queued=9)), 100.0 + before.latency_s)
+    assert candidates(world)[0].learnt.load == LoadReport(in_flight=90, queued=9)
+    assert score(world, "a", 100.0 + before.latency_s).cost == pytest.approx(before.cost)
 
 
 # --- the weighted score --------------------------------------------------------------------------------------
@@ -155,7 +113,7 @@ def test_the_latency_part_is_the_fastest_rivals_over_its_own() -> None:
     assert parts(world, "fast")["latency"] == 1.0
     assert parts(world, "slow")["latency"] == pytest.approx(0.25)
     assert parts(world, "new")["latency"] == 1.0, "an instance without history is taken for the fastest"
-    slow.learnt.begin(96.0)
+    slow.learnt.began.append(96.0)
     assert parts(world, "slow")["latency"] == pytest.approx(0.1 / 4), "a call that hangs counts before it ends"
 
 
@@ -166,8 +124,6 @@ def test_the_load_part_is_the_share_of_places_left() -> None:
     ten.instance.in_flight = any_.instance.in_flight = 4
     assert parts(world, "ten")["load"] == pytest.approx(0.6)
     assert parts(world, "any")["load"] == pytest.approx(0.96), "without a limit of its own: of 100"
-    ten.learnt.report(LoadReport(in_flight=3), 100.0)
-    assert parts(world, "ten")["load"] == pytest.approx(0.3), "those of others count too"
     ten.instance.in_flight = 50
     assert parts(world, "ten")["load"] == 0.0
 
@@ -191,7 +147,7 @@ def test_a_weighted_cost_is_what_is_missing_and_prints_its_parts() -> None:
     told = score(world, "light", 100.0)
     assert told.cost == pytest.approx(0.6 * 0.5 + 0.4 * 0.5)
     assert str(told) == "cost 0.5000 = missing to load 0.50 x 0.6 + weight 0.50 x 0.4"
-    assert world.scorer.cost(light, 100.0, world.scorer.rivals(candidates(world), 100.0)) == told.cost
+    assert world.scorer.costs(candidates(world), 100.0)[1] == told.cost
     assert str(score(world, "light", 1.0)).endswith(", warming up (10%)")
 
 

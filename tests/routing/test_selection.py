@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 import pytest
@@ -9,11 +10,8 @@ import pytest
 from agent_reach.routing import ejection
 from agent_reach.routing.breaker import Verdict
 from agent_reach.routing.instance import Candidate
-from agent_reach.routing.scoring import Rivals
 from agent_reach.routing.selection import pick
 from tests.routing.world import CAPABILITY, World, agent
-
-NOBODY = Rivals(0.03, 1.0)
 
 
 def anyone(_candidate: Candidate) -> bool:
@@ -25,19 +23,24 @@ def candidates(world: World) -> tuple[Candidate, ...]:
 
 
 def share(world: World, agent_id: str, now: float = 100.0, picks: int = 2000) -> float:
-    chosen = Counter(pick(candidates(world), anyone, world.scorer, now, world.rng).agent_id for _ in range(picks))
+    chosen = Counter(
+        pick(candidates(world), anyone, world.scorer, now, world.rng, 2).agent_id for _ in range(picks)
+    )
     return chosen[agent_id] / picks
 
 
-def test_cost_is_latency_times_calls_in_flight_over_weight() -> None:
-    world = World(agent("a", weight=2.0))
-    (candidate,) = candidates(world)
-    candidate.latency.observe(0.4, 100.0)
-    candidate.instance.in_flight = 2
-    score = world.scorer.score(candidate, 100.0, NOBODY)
-    assert score.cost == pytest.approx(0.4 * 3 / 2)
-    assert str(score) == "cost 0.6000 = latency 400.0 ms x (2 in flight + 1) / weight 2"
-    assert "warming up (10%)" in str(world.scorer.score(candidate, 0.0, NOBODY))
+def test_cost_is_latency_times_calls_in_flight_by_the_root_of_the_slots_over_weight() -> None:
+    world = World(agent("a", weight=2.0, max_concurrency=4), agent("silent", weight=2.0))
+    announced, silent = candidates(world)
+    for candidate in (announced, silent):
+        candidate.latency.observe(0.4, 100.0)
+        candidate.instance.in_flight = 2
+    score, assumed = world.scorer.scores((announced, silent), 100.0)
+    assert score.cost == pytest.approx(0.4 * (1 + 2 / 2) / 2)
+    assert str(score) == "cost 0.4000 = latency 400.0 ms x (1 + 2 in flight / sqrt(4 slots)) / weight 2"
+    assert assumed.cost == pytest.approx(0.4 * (1 + 2 / math.sqrt(8)) / 2)
+    assert world.scorer.costs((announced, silent), 100.0) == [score.cost, assumed.cost]
+    assert "warming up (10%)" in str(world.scorer.scores((announced,), 0.0)[0])
 
 
 def test_a_new_instance_warms_up_over_ten_seconds() -> None:
@@ -52,13 +55,20 @@ def test_an_instance_without_history_is_taken_for_as_fast_as_its_rival() -> None
     world = World(agent("a"), agent("b"))
     known, unknown = candidates(world)
     known.latency.observe(3.0, 100.0)
-    rivals = world.scorer.rivals((known, unknown), 100.0)
-    assert rivals.latency_s == 3.0
-    assert world.scorer.score(unknown, 100.0, rivals).latency_s == 3.0
-    assert not world.scorer.score(unknown, 100.0, rivals).known
+    score = world.scorer.scores((known, unknown), 100.0)[1]
+    assert score.latency_s == pytest.approx(3.0)
+    assert not score.known
     # What a failure was booked as is nobody's latency.
-    known.latency.observe(5.0, 100.0, failed=True)
-    assert world.scorer.rivals((known, unknown), 100.0).latency_s == world.config.scoring.seed_latency_s
+    known.latency.fail(5.0, 100.0)
+    assert world.scorer.scores((known, unknown), 100.0)[1].latency_s == world.config.scoring.seed_latency_s
+
+
+def test_one_that_only_ever_failed_is_not_taken_for_free_once_that_has_faded() -> None:
+    world = World(agent("a"), agent("b"))
+    known, failed = candidates(world)
+    known.latency.observe(0.1, 200.0)
+    failed.latency.fail(5.0, 0.0)
+    assert world.scorer.scores((known, failed), 200.0)[1].latency_s == pytest.approx(0.1)
 
 
 def test_a_newcomer_gets_a_growing_share_of_the_calls_and_not_none_until_it_is_warm() -> None:
@@ -73,7 +83,7 @@ def test_a_newcomer_gets_a_growing_share_of_the_calls_and_not_none_until_it_is_w
         picks = 0
         for _ in range(2000):
             # Whichever was picked is busy, so the next draw would go to the other: equal instances take turns.
-            chosen = pick(candidates(world), anyone, world.scorer, 100.0, world.rng)
+            chosen = pick(candidates(world), anyone, world.scorer, 100.0, world.rng, 2)
             picks += chosen.agent_id == "new"
             for candidate in candidates(world):
                 candidate.instance.in_flight = int(candidate is chosen)
@@ -96,8 +106,8 @@ def test_an_instance_of_double_weight_carries_double_the_load() -> None:
     for candidate in candidates(world):
         candidate.latency.observe(0.1, 100.0)
     for _ in range(300):
-        pick(candidates(world), anyone, world.scorer, 100.0, world.rng).instance.in_flight += 1
-    assert world.index.instances["heavy"].in_flight == pytest.approx(200, abs=2)
+        pick(candidates(world), anyone, world.scorer, 100.0, world.rng, 2).instance.in_flight += 1
+    assert world.index.instances["heavy"].in_flight == pytest.approx(200, abs=3)
 
 
 def test_a_slow_instance_of_three_gets_nothing_while_it_is_slow() -> None:
@@ -111,7 +121,7 @@ def test_equal_instances_share_equally() -> None:
     world = World(*(agent(f"a{n}") for n in range(4)))
     picks = Counter()
     for _ in range(4000):
-        chosen = pick(candidates(world), anyone, world.scorer, 100.0, world.rng)
+        chosen = pick(candidates(world), anyone, world.scorer, 100.0, world.rng, 2)
         picks[chosen.agent_id] += 1
         chosen.latency.observe(0.1, 100.0)
     assert all(0.15 < picks[f"a{n}"] / 4000 < 0.35 for n in range(4))
@@ -126,17 +136,25 @@ def test_a_pick_looks_at_few_candidates_however_many_there_are() -> None:
         asked += 1
         return True
 
-    pick(candidates(world), counting, world.scorer, 0.0, world.rng)
-    assert asked == 2
+    pick(candidates(world), counting, world.scorer, 0.0, world.rng, 8)
+    assert asked == 8
+
+
+def test_of_few_the_best_is_found_and_not_the_better_of_two() -> None:
+    world = World(*(agent(f"a{n}") for n in range(8)))
+    for number, candidate in enumerate(candidates(world)):
+        candidate.latency.observe(0.1 + number, 100.0)
+    for _ in range(50):
+        assert pick(candidates(world), anyone, world.scorer, 100.0, world.rng, 8).agent_id == "a0"
 
 
 def test_the_only_usable_one_of_many_is_found() -> None:
     world = World(*(agent(f"a{n}") for n in range(200)))
-    found = pick(candidates(world), lambda c: c.agent_id == "a77", world.scorer, 0.0, world.rng)
+    found = pick(candidates(world), lambda c: c.agent_id == "a77", world.scorer, 0.0, world.rng, 2)
     assert found is not None
     assert found.agent_id == "a77"
-    assert pick(candidates(world), lambda c: False, world.scorer, 0.0, world.rng) is None
-    assert pick((), anyone, world.scorer, 0.0, world.rng) is None
+    assert pick(candidates(world), lambda c: False, world.scorer, 0.0, world.rng, 2) is None
+    assert pick((), anyone, world.scorer, 0.0, world.rng, 2) is None
 
 
 def shut_out(world: World, *agent_ids: str) -> None:
@@ -152,7 +170,7 @@ def test_an_instance_whose_breaker_waits_for_its_probe_wins_its_draw() -> None:
     for candidate in candidates(world):
         candidate.latency.observe(0.01 if candidate.agent_id == "a" else 9.0, 0.0)
     shut_out(world, "b")
-    chosen = pick(candidates(world), anyone, world.scorer, 31.0, world.rng)
+    chosen = pick(candidates(world), anyone, world.scorer, 31.0, world.rng, 2)
     assert chosen.agent_id == "b"
 
 
