@@ -24,9 +24,14 @@ def candidates(world: World) -> tuple[Candidate, ...]:
     return world.index.lookup(CAPABILITY).candidates
 
 
+def picked(world: World, now: float = 100.0) -> Candidate:
+    chosen = pick(candidates(world), anyone, world.scorer, now, world.rng, 8)
+    assert chosen is not None
+    return chosen
+
+
 def share(world: World, agent_id: str, now: float = 100.0, picks: int = 2000) -> float:
-    chosen = Counter(pick(candidates(world), anyone, world.scorer, now, world.rng).agent_id for _ in range(picks))
-    return chosen[agent_id] / picks
+    return sum(picked(world, now).agent_id == agent_id for _ in range(picks)) / picks
 
 
 def test_cost_is_latency_times_calls_in_flight_over_weight() -> None:
@@ -35,8 +40,9 @@ def test_cost_is_latency_times_calls_in_flight_over_weight() -> None:
     candidate.latency.observe(0.4, 100.0)
     candidate.instance.in_flight = 2
     score = world.scorer.score(candidate, 100.0, NOBODY)
-    assert score.cost == pytest.approx(0.4 * 3 / 2)
-    assert str(score) == "cost 0.6000 = latency 400.0 ms x (2 in flight + 1) / weight 2"
+    assert score.cost == pytest.approx(0.4 * (1 + 2 / 8**0.5) / 2)
+    assert str(score) == "cost 0.3414 = latency 400.0 ms x (1 + 2 in flight / sqrt(8 slots)) / weight 2"
+    assert world.scorer.cost(candidate, 100.0, NOBODY) == score.cost
     assert "warming up (10%)" in str(world.scorer.score(candidate, 0.0, NOBODY))
 
 
@@ -53,11 +59,11 @@ def test_an_instance_without_history_is_taken_for_as_fast_as_its_rival() -> None
     known, unknown = candidates(world)
     known.latency.observe(3.0, 100.0)
     rivals = world.scorer.rivals((known, unknown), 100.0)
-    assert rivals.latency_s == 3.0
-    assert world.scorer.score(unknown, 100.0, rivals).latency_s == 3.0
+    assert rivals.latency_s == pytest.approx(3.0)
+    assert world.scorer.score(unknown, 100.0, rivals).latency_s == rivals.latency_s
     assert not world.scorer.score(unknown, 100.0, rivals).known
     # What a failure was booked as is nobody's latency.
-    known.latency.observe(5.0, 100.0, failed=True)
+    known.latency.fail(5.0, 100.0)
     assert world.scorer.rivals((known, unknown), 100.0).latency_s == world.config.scoring.seed_latency_s
 
 
@@ -73,7 +79,7 @@ def test_a_newcomer_gets_a_growing_share_of_the_calls_and_not_none_until_it_is_w
         picks = 0
         for _ in range(2000):
             # Whichever was picked is busy, so the next draw would go to the other: equal instances take turns.
-            chosen = pick(candidates(world), anyone, world.scorer, 100.0, world.rng)
+            chosen = picked(world, 100.0)
             picks += chosen.agent_id == "new"
             for candidate in candidates(world):
                 candidate.instance.in_flight = int(candidate is chosen)
@@ -96,7 +102,7 @@ def test_an_instance_of_double_weight_carries_double_the_load() -> None:
     for candidate in candidates(world):
         candidate.latency.observe(0.1, 100.0)
     for _ in range(300):
-        pick(candidates(world), anyone, world.scorer, 100.0, world.rng).instance.in_flight += 1
+        picked(world, 100.0).instance.in_flight += 1
     assert world.index.instances["heavy"].in_flight == pytest.approx(200, abs=2)
 
 
@@ -109,16 +115,21 @@ def test_a_slow_instance_of_three_gets_nothing_while_it_is_slow() -> None:
 
 def test_equal_instances_share_equally() -> None:
     world = World(*(agent(f"a{n}") for n in range(4)))
-    picks = Counter()
+    picks: Counter[str] = Counter()
     for _ in range(4000):
-        chosen = pick(candidates(world), anyone, world.scorer, 100.0, world.rng)
+        chosen = picked(world, 100.0)
         picks[chosen.agent_id] += 1
         chosen.latency.observe(0.1, 100.0)
     assert all(0.15 < picks[f"a{n}"] / 4000 < 0.35 for n in range(4))
 
 
-def test_a_pick_looks_at_few_candidates_however_many_there_are() -> None:
-    world = World(*(agent(f"a{n}") for n in range(2000)))
+@pytest.mark.parametrize(
+    ("count", "choices", "looked_at"), [(2000, 2, 2), (2000, 8, 8), (9, 8, 8), (8, 8, 8), (3, 8, 3), (3, 2, 2)]
+)
+def test_a_pick_looks_at_so_many_candidates_or_at_all_if_there_are_no_more(
+    count: int, choices: int, looked_at: int
+) -> None:
+    world = World(*(agent(f"a{n}") for n in range(count)))
     asked = 0
 
     def counting(_candidate: Candidate) -> bool:
@@ -126,17 +137,40 @@ def test_a_pick_looks_at_few_candidates_however_many_there_are() -> None:
         asked += 1
         return True
 
-    pick(candidates(world), counting, world.scorer, 0.0, world.rng)
-    assert asked == 2
+    assert pick(candidates(world), counting, world.scorer, 0.0, world.rng, choices) is not None
+    assert asked == looked_at
+
+
+def test_of_eight_the_best_is_always_found_and_of_more_as_often_as_it_is_drawn() -> None:
+    for count, expected in ((8, 1.0), (16, 0.5)):
+        world = World(*(agent(f"a{n}") for n in range(count)))
+        for number, candidate in enumerate(candidates(world)):
+            candidate.latency.observe(0.1 if number == count - 1 else 0.2, 100.0)
+        assert share(world, f"a{count - 1}") == pytest.approx(expected, abs=0.05)
+
+
+def test_where_most_of_those_drawn_cannot_be_used_the_best_of_the_others_is_chosen() -> None:
+    """Eight of twelve are drawn: whoever of the four usable ones is among them is compared, or all four."""
+    world = World(*(agent(f"a{n:02}") for n in range(12)))
+    usable = {"a00", "a01", "a02", "a03"}
+    for candidate in candidates(world):
+        candidate.latency.observe(0.2 if candidate.agent_id in usable else 0.1, 100.0)
+    picks = Counter(
+        chosen.agent_id
+        for _ in range(400)
+        if (chosen := pick(candidates(world), lambda c: c.agent_id in usable, world.scorer, 100.0, world.rng, 8))
+    )
+    assert set(picks) == usable
+    assert sum(picks.values()) == 400
 
 
 def test_the_only_usable_one_of_many_is_found() -> None:
     world = World(*(agent(f"a{n}") for n in range(200)))
-    found = pick(candidates(world), lambda c: c.agent_id == "a77", world.scorer, 0.0, world.rng)
+    found = pick(candidates(world), lambda c: c.agent_id == "a77", world.scorer, 0.0, world.rng, 8)
     assert found is not None
     assert found.agent_id == "a77"
-    assert pick(candidates(world), lambda c: False, world.scorer, 0.0, world.rng) is None
-    assert pick((), anyone, world.scorer, 0.0, world.rng) is None
+    assert pick(candidates(world), lambda c: False, world.scorer, 0.0, world.rng, 8) is None
+    assert pick((), anyone, world.scorer, 0.0, world.rng, 8) is None
 
 
 def shut_out(world: World, *agent_ids: str) -> None:
@@ -152,7 +186,7 @@ def test_an_instance_whose_breaker_waits_for_its_probe_wins_its_draw() -> None:
     for candidate in candidates(world):
         candidate.latency.observe(0.01 if candidate.agent_id == "a" else 9.0, 0.0)
     shut_out(world, "b")
-    chosen = pick(candidates(world), anyone, world.scorer, 31.0, world.rng)
+    chosen = picked(world, 31.0)
     assert chosen.agent_id == "b"
 
 
