@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 
+from agent_reach.config import EjectionConfig
 from agent_reach.routing import ejection
 from agent_reach.routing.breaker import Verdict
 from agent_reach.routing.instance import Candidate
@@ -199,6 +200,46 @@ def test_at_most_half_may_be_shut_out_and_never_the_last(count: int, already_out
     shut_out(world, *(f"a{n}" for n in range(already_out)))
     last = world.index.instances[f"a{count - 1}"]
     assert ejection.may_shut_out(last, candidates(world), 1.0, world.config.ejection) is allowed
+
+
+def fails_but_stays(world: World, *agent_ids: str) -> None:
+    """They fail like those that are shut out, but the cap keeps them in."""
+    for agent_id in agent_ids:
+        breaker = world.index.instances[agent_id].breaker
+        for _ in range(5):
+            permit, _ = breaker.admit(0.0)
+            breaker.record(permit, Verdict.FAILURE, 0.0, world.rng, lambda: False)
+
+
+@pytest.mark.parametrize(
+    ("out", "failing", "allowed"),
+    [
+        ((), ("a1",), True),
+        ((), ("a1", "a2"), True),
+        ((), ("a1", "a2", "a3"), False),
+        (("a1",), ("a2",), True),
+        (("a1",), ("a2", "a3"), False),
+    ],
+)
+def test_an_instance_is_shut_out_only_while_another_one_is_well(
+    out: tuple[str, ...], failing: tuple[str, ...], allowed: bool
+) -> None:
+    """Where all fail alike the fault is shared; each one less would only be more load for the rest."""
+    world = World(*(agent(f"a{n}") for n in range(4)))
+    shut_out(world, *out)
+    fails_but_stays(world, *failing)
+    mine = world.index.instances["a0"]
+    assert ejection.may_shut_out(mine, candidates(world), 1.0, world.config.ejection) is allowed
+
+
+def test_one_where_nothing_listens_is_not_well() -> None:
+    world = World(agent("a0"), agent("a1"), agent("a2"))
+    for agent_id in ("a1", "a2"):
+        breaker = world.index.instances[agent_id].breaker
+        permit, _ = breaker.admit(0.0)
+        breaker.record(permit, Verdict.UNREACHABLE, 0.0, world.rng, lambda: True)
+    config = EjectionConfig(max_share=1.0)
+    assert not ejection.may_shut_out(world.index.instances["a0"], candidates(world), 1.0, config)
 
 
 @pytest.mark.parametrize(("count", "out", "panic"), [(2, 1, False), (4, 2, False), (4, 3, True), (3, 2, True)])
