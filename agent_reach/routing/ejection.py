@@ -20,7 +20,7 @@ __all__ = ["may_shut_out", "panics"]
 
 
 def may_shut_out(instance: Instance, candidates: Sequence[Candidate], now: float, config: EjectionConfig) -> bool:
-    """True if `instance` may be shut out too: within the share, rounded down, and only while another one is well."""
+    """True if `instance` may be shut out too: within the share, rounded down, and while another one is well."""
     reachable = out = 0
     another = False
     for candidate in candidates:
