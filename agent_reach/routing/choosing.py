@@ -127,10 +127,12 @@ class Chooser:
         """Let those that are shut out be looked at before their time; only by calls that may be repeated."""
         if self._plan.retry.max_attempts < 2:
             return False
+        # One that is full or busy would still be due when a call comes that may not be repeated.
+        free = _Usable(now, self._round, shut_out=True, unreachable=True)
         return any(
             candidate.capability.idempotent and candidate.instance.breaker.hurry(now)
             for candidate in candidates
-            if candidate.agent_id not in self._round and not candidate.instance.breaker.available(now)
+            if not candidate.instance.breaker.available(now) and free(candidate)
         )
 
     def _named(self, candidates: Sequence[Candidate], now: float) -> Choice | None:

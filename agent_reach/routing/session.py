@@ -54,6 +54,7 @@ class CallSession:
         "_patient_until",
         "_place_wait_until",
         "_plan",
+        "_repeated",
         "_resume_at",
         "_router",
         "_sent",
@@ -71,6 +72,8 @@ class CallSession:
         self._sent = 0
         # Attempts that cost a peer something, or went to one that was tried before.
         self._charged = 0
+        # True once a retry was paid for out of what all calls share.
+        self._repeated = False
         self._resume_at = plan.started
         self._place_wait_until: float | None = None
         self._patient_until = min(plan.deadline, plan.started + plan.retry.patience_s)
@@ -152,7 +155,7 @@ class CallSession:
         if isinstance(outcome, Succeeded):
             if self._plan.context_id is not None:
                 self._chooser.answered(candidate)
-            if self._charged:
+            if self._repeated:
                 self._shared.retries.paid_off(now)
             self._end = Return(outcome.reply, self.attempts)
         elif isinstance(outcome, Cancelled):
@@ -280,6 +283,7 @@ class CallSession:
             return
         self._plan.allowance.take()
         self._shared.retries.spend(now)
+        self._repeated = True
         if elsewhere:
             return
         self._resume_at = now + backoff.delay_s(self._charged, self._plan.retry, self._router.rng)

@@ -60,6 +60,7 @@ class Latency:
     def observe(self, latency_s: float, now: float) -> None:
         """Take in how long a call took, in seconds."""
         log = math.log(max(latency_s, 1e-6))
+        # A mean of 0.0: it has only failed so far, if anything.
         if self.mean_s and now > self.observed_at:
             log += (self._log - log) * math.exp((self.observed_at - now) / self._decay_s)
         elif self.mean_s:
@@ -81,6 +82,9 @@ class Latency:
     def forgive(self) -> None:
         """Forget the latest failure: the instance is well again."""
         self.failed_s = 0.0
+        if not self.mean_s:
+            # Nothing but failures is known, so nothing is.
+            self.samples = 0
 
 
 def faded(value: float, since: float, now: float, decay_s: float) -> float:

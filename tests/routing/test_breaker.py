@@ -136,7 +136,7 @@ def test_where_the_cap_forbids_it_stays_closed_and_opens_as_soon_as_it_may() -> 
 
 STEPS = st.lists(
     st.one_of(
-        st.tuples(st.just("admit"), st.floats(0, 40)),
+        st.tuples(st.sampled_from(["admit", "hurry"]), st.floats(0, 40)),
         st.tuples(st.sampled_from(list(Verdict)), st.integers(0, 5)),
     ),
     max_size=200,
@@ -154,6 +154,9 @@ def test_it_is_never_stuck_whatever_happens(
             now += value
             if breaker.available(now):
                 out.append(breaker.admit(now)[0])
+        elif what == "hurry":
+            now += value
+            breaker.hurry(now)
         elif out:
             permit: BreakerPermit = out.pop(int(value) % len(out))
             breaker.record(permit, what, now, rng, lambda: cap)
@@ -184,3 +187,66 @@ def test_closing_forgets_the_doubling_and_the_window() -> None:
     assert breaker.counts(now) == (0, 0)
     feed(breaker, Verdict.FAILURE, now, 5)
     assert breaker.until - now <= 30.0
+
+
+# --- looking before its time ---------------------------------------------------------------------------------
+
+
+def test_it_can_be_looked_at_before_its_time_but_no_sooner_than_a_second_after_it_opened() -> None:
+    breaker = opened(100.0)
+    assert not breaker.hurry(100.999)
+    assert not breaker.available(100.999)
+    assert breaker.hurry(101.0)
+    assert breaker.available(101.0)
+    probe, transition = breaker.admit(101.0)
+    assert probe.probe
+    assert transition is not None
+    assert transition.after is BreakerState.HALF_OPEN
+    assert not breaker.hurry(102.0), "one probe at a time"
+    breaker.record(probe, Verdict.SUCCESS, 102.0, RNG, yes)
+    assert breaker.state is BreakerState.CLOSED
+    assert not breaker.hurry(200.0)
+
+
+def test_a_look_before_its_time_that_fails_doesnt_double_it_and_the_next_one_in_time_does() -> None:
+    for _ in range(20):
+        breaker, now = opened(0.0), 0.0
+        for _ in range(5):
+            now += 1.0
+            assert breaker.hurry(now)
+            probe, _ = breaker.admit(now)
+            breaker.record(probe, Verdict.FAILURE, now, RNG, yes)
+            assert 15.0 <= breaker.until - now <= 30.0
+        now = breaker.until
+        probe, _ = breaker.admit(now)
+        breaker.record(probe, Verdict.FAILURE, now, RNG, yes)
+        assert 30.0 <= breaker.until - now <= 60.0
+
+
+def test_hurrying_one_whose_time_is_over_anyway_doesnt_put_it_off() -> None:
+    breaker = opened(0.0)
+    until = breaker.until
+    assert breaker.hurry(until + 50.0)
+    assert breaker.until == until
+
+
+# --- being well ----------------------------------------------------------------------------------------------
+
+
+def test_it_is_well_while_it_is_closed_and_would_not_open_if_it_could() -> None:
+    breaker = Breaker(CONFIG)
+    for failures in range(5):
+        assert breaker.well(0.0), failures
+        permit, _ = breaker.admit(0.0)
+        breaker.record(permit, Verdict.FAILURE, 0.0, RNG, no)
+    assert breaker.state is BreakerState.CLOSED
+    assert not breaker.well(0.0), "five failures in a row, though the cap keeps it in"
+    feed(breaker, Verdict.SUCCESS, 0.0)
+    assert breaker.well(0.0)
+    for _ in range(3):
+        for verdict in (Verdict.FAILURE, Verdict.SUCCESS):
+            permit, _ = breaker.admit(0.0)
+            breaker.record(permit, verdict, 0.0, RNG, no)
+    assert not breaker.well(0.0), "4 of 12 succeeded"
+    assert breaker.well(20.0), "that is long ago"
+    assert not opened().well(99.0)

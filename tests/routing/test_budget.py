@@ -10,18 +10,18 @@ from agent_reach.routing.budget import RetryAllowance, RetryBudget
 from agent_reach.routing.outcomes import LostAnswer, Outcome, Unsent
 from agent_reach.routing.session import CallSession
 from agent_reach.routing.steps import Raise, Return, Send, Wait
-from tests.routing.world import World, agent, ok, rejected
+from tests.routing.world import CAPABILITY, World, agent, ok, rejected
 
 REFUSED = Unsent("connect", "connection refused")
 RESET = LostAnswer("connection reset")
 DRAINING = rejected(503, "Draining", executed=False, state="draining")
-# Neither breakers nor pauses: what is left are the rules of the budget.
+# Neither breakers nor pauses, and nobody waits for an outage to end: what is left are the rules of the budget.
 NO_BREAKER = BreakerConfig(consecutive_failures=10**6, min_calls=10**6)
 
 
 def world_of(count: int = 3, **retry: float) -> World:
     config = ReachConfig(
-        retry=RetryConfig(base_s=0.0, **retry),  # type: ignore[arg-type]
+        retry=RetryConfig(base_s=0.0, patience_s=0.0, **retry),  # type: ignore[arg-type]
         breaker=NO_BREAKER,
         ejection=EjectionConfig(max_share=0.0),
     )
@@ -139,6 +139,49 @@ def test_a_budget_is_a_share_of_the_calls_of_its_window_or_its_least() -> None:
         budget.spend(0.5)
     assert budget.left(0.5) == pytest.approx(0)
     assert budget.left(10.5) == 3
+
+
+def test_a_retry_that_succeeded_earns_two_more_for_as_long_as_the_window() -> None:
+    budget = RetryBudget(0.0, 3, 10.0)
+    budget.spend(0.0)
+    assert budget.left(0.0) == 2
+    budget.paid_off(0.5)
+    assert budget.left(0.5) == 3 + 2
+    assert budget.left(10.5) == 3
+
+
+def share_of_successes(world: World, failing: float, calls: int = 2000) -> tuple[float, float, int]:
+    """Where each attempt fails so often: (calls that succeeded, attempts a call, calls not repeated for others)."""
+    succeeded = attempts = refused = 0
+    for number in range(calls):
+        now = number * 0.01
+        script: list[Outcome] = [RESET if world.rng.random() < failing else ok("a0") for _ in range(3)]
+        end, tried = play(world.session(now=now, deadline=now + 30, allowance=RetryAllowance(9)), script, now)
+        attempts += tried
+        succeeded += isinstance(end, Return)
+        refused += isinstance(end, Raise) and "not repeated: too many" in str(end.error)
+    return succeeded / calls, attempts / calls, refused
+
+
+def test_while_at_least_one_retry_in_three_succeeds_they_go_on() -> None:
+    succeeded, attempts, refused = share_of_successes(world_of(), failing=0.6)
+    assert succeeded == pytest.approx(1 - 0.6**3, abs=0.03)
+    assert attempts == pytest.approx(1 + 0.6 + 0.36, abs=0.06)
+    assert refused < 10, "at the very beginning nothing is known"
+
+
+def test_where_retries_hardly_ever_succeed_they_soon_are_a_fifth_and_what_the_few_earned() -> None:
+    succeeded, attempts, refused = share_of_successes(world_of(), failing=0.95)
+    assert attempts < 1 + 0.2 + 3 * 0.05
+    assert succeeded < 0.12
+    assert refused > 1000
+
+
+@pytest.mark.parametrize("moved", [REFUSED, DRAINING], ids=["never sent", "draining"])
+def test_a_move_that_was_free_earns_nothing(moved: Outcome) -> None:
+    world = world_of(2, budget_ratio=0.0)
+    assert play(world.session(), [moved, ok("a0")], 0.0)[1] == 2
+    assert world.router.shared(CAPABILITY).retries.left(0.0) == 3
 
 
 def test_what_a_purse_lends_it_has_no_longer_until_it_comes_back() -> None:

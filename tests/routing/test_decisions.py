@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from agent_reach.config import EjectionConfig, ReachConfig, RetryConfig
-from agent_reach.model import LoadReport
 from agent_reach.routing.breaker import Verdict
 from agent_reach.routing.decisions import CandidateSeen, Decision
 from agent_reach.routing.outcomes import Unsent
@@ -125,9 +124,17 @@ def test_a_dead_one_tried_because_nobody_else_is_left_is_said_to_be() -> None:
     session = world.session(retry=RetryConfig(max_attempts=1))
     assert isinstance(session.next(0.0), Send)
     session.record(Unsent("connect", "refused"), 0.0)
-    call(world, now=1.0)
+    call(world, now=0.9)
     assert latest(world).rule == "unreachable, but nobody else is left"
     assert seen(world, "a").excluded == "breaker open: nothing listens at its address"
+
+
+def test_one_that_is_looked_at_before_its_time_because_nobody_else_is_left_is_said_to_be() -> None:
+    world = World(agent("a"), agent("b"))
+    shut_out(world, "a")
+    world.index.instances["b"].in_flight = 100
+    call(world, now=1.0)
+    assert (latest(world).rule, latest(world).chosen) == ("early probe, as nobody else is left", "a")
 
 
 # --- who was out, why, and for how long ----------------------------------------------------------------------
@@ -179,19 +186,18 @@ def test_the_values_are_those_of_the_moment_whatever_happens_afterwards() -> Non
     world = World(agent("a", weight=2.0), agent("b"), config=ReachConfig(ejection=EjectionConfig(max_share=0.0)))
     a = world.index.lookup(CAPABILITY).candidates[0]
     a.latency.observe(0.4, 90.0)
-    a.learnt.begin(99.0)
-    a.instance.in_flight = 1
-    a.learnt.report(LoadReport(in_flight=4), 100.0)
+    a.learnt.began = [98.0, 99.0]
+    a.instance.in_flight = 2
     call(world, now=100.0)
     before = str(latest(world))
     told = seen(world, "a")
     assert told.latency_s == pytest.approx(0.4 / 2.718281828)
-    assert (told.waiting_s, told.in_flight, told.others, told.weight) == (1.0, 1, 3.0, 2.0)
+    assert (told.waiting_s, told.in_flight, told.weight) == (1.0, 2, 2.0)
     decision = latest(world)
     a.latency.observe(9.0, 101.0)
-    a.learnt.begin(101.0)
+    a.latency.fail(7.0, 101.0)
+    a.learnt.began.append(101.0)
     a.instance.in_flight = 50
-    a.learnt.report(LoadReport(in_flight=99), 101.0)
     a.learnt.busy_until = a.instance.avoid_until = 1e9
     shut_out(world, "a", 101.0)
     a.instance.info = a.instance.info.model_copy(update={"weight": 9.0})

@@ -179,6 +179,15 @@ def test_the_first_copy_of_a_window_is_free_and_then_they_have_a_budget_of_their
     assert isinstance(session.next(1.0), Send)
 
 
+def test_a_second_copy_that_wins_earns_no_retries() -> None:
+    """It wasn't paid for as one."""
+    world = world_of()
+    session, first, second = two_copies(world)
+    session.record(ok(second.candidate.agent_id), 1.0, second)
+    session.record(Cancelled(), 1.0, first)
+    assert world.router.shared(CAPABILITY).retries.left(1.0) == 3
+
+
 def test_a_second_copy_draws_on_the_trees_purse_and_counts_as_an_attempt() -> None:
     purse = RetryAllowance(3)
     world = world_of(5)
@@ -240,7 +249,7 @@ def test_the_breaker_of_who_was_slower_hears_nothing_but_its_latency_is_learnt_f
     assert slower.instance.breaker.counts(1.0) == (0, 0)
     assert slower.learnt.success.at(1.0) == 1.0
     assert slower.latency.at(1.0) == pytest.approx(1.0), "it would have taken longer still"
-    assert not slower.latency.failed
+    assert slower.latency.failed_s == 0.0
     assert second.candidate.latency.at(1.0) == pytest.approx(0.04)
 
 
@@ -251,17 +260,19 @@ def test_a_copy_that_was_cancelled_sooner_than_it_usually_answers_teaches_nothin
     session.record(ok(first.candidate.agent_id), 0.97, first)
     session.record(Cancelled(), 0.97, second)
     assert second.candidate.latency.samples == 1
-    assert second.candidate.latency.value_s == 0.5
+    assert second.candidate.latency.mean_s == pytest.approx(0.5)
 
 
-def test_a_caller_that_gives_up_teaches_nothing_of_either() -> None:
+def test_a_caller_that_gives_up_teaches_how_long_it_has_waited_for_each_and_nothing_of_their_health() -> None:
     world = world_of()
     session, first, second = two_copies(world)
     session.record(Cancelled(), 2.0, first)
     session.record(Cancelled(), 2.0, second)
     assert isinstance(session.next(2.0), Raise)
-    for send in (first, second):
-        assert send.candidate.latency.samples == 0
+    for send, waited_s in ((first, 2.0), (second, 2.0 - 0.96)):
+        assert send.candidate.latency.at(2.0) == pytest.approx(waited_s)
+        assert send.candidate.latency.failed_s == 0.0
+        assert send.candidate.learnt.success.at(2.0) == 1.0
         assert send.candidate.instance.breaker.counts(2.0) == (0, 0)
     assert world.in_flight() == 0
 
@@ -321,12 +332,12 @@ def test_an_error_that_any_instance_would_give_ends_the_call_though_another_copy
     assert isinstance(end.error, RemoteError)
     session.record(Cancelled(), 1.2, first)
     assert session.next(1.3) is end
-    assert first.candidate.latency.samples == 0, "nobody was faster, so its time says nothing"
+    assert first.candidate.latency.at(1.2) == pytest.approx(1.2), "it would have taken longer still"
     assert world.in_flight() == 0
 
 
-def test_a_pause_after_both_failed_is_a_pause() -> None:
-    world = world_of()
+def test_after_both_of_two_instances_failed_a_pause_is_a_pause() -> None:
+    world = world_of(2)
     retry = RetryConfig(base_s=1.0, max_attempts=3)
     session, first, second = two_copies(world, retry=retry, allowance=RetryAllowance(9))
     session.record(RESET, 1.2, first)

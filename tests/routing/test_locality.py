@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agent_reach.config import LocalityConfig, ReachConfig
-from agent_reach.model import AgentInfo, LoadReport
+from agent_reach.model import AgentInfo
 from agent_reach.routing.breaker import Verdict
 from agent_reach.routing.index import Upsert
 from agent_reach.routing.locality import distance
@@ -22,11 +22,7 @@ MINE = "eu/a"
 def fleet(**slots: int) -> list[AgentInfo]:
     """Two instances in each of: the caller's zone, its region, elsewhere."""
     zones = {"near": MINE, "region": "eu/b", "far": "us/a"}
-    return [
-        agent(f"{name}{n}", zone=zone, max_concurrency=slots.get(name))
-        for name, zone in zones.items()
-        for n in range(2)
-    ]
+    return [agent(f"{name}{n}", zone=zone, slots=slots.get(name)) for name, zone in zones.items() for n in range(2)]
 
 
 def world_of(*infos: AgentInfo, zone: str | None = MINE, spill: float = 2.0) -> World:
@@ -53,8 +49,7 @@ def load(world: World, name: str, calls: int, now: float = 100.0) -> None:
     for candidate in world.index.lookup(CAPABILITY).candidates:
         if candidate.agent_id.startswith(name):
             candidate.instance.in_flight = calls
-            for _ in range(calls):
-                candidate.learnt.begin(now)
+            candidate.learnt.began = [now] * calls
 
 
 def shut_out(world: World, *names: str) -> None:
@@ -97,10 +92,9 @@ def test_an_instance_that_names_no_zone_is_as_far_as_any() -> None:
 
 
 def test_a_crowded_zone_spills_into_the_region_and_not_further() -> None:
-    """Four places each, twelve calls there: one more would take three times as long as in the region."""
+    """Four places each, twelve calls there: one more would take over three times as long as in the region."""
     world = world_of(*fleet(near=4, region=4, far=4))
-    for candidate in world.index.lookup(CAPABILITY).candidates[:2]:
-        candidate.learnt.report(LoadReport(in_flight=12), 100.0)
+    load(world, "near", 12)
     assert gone_to(world, calls=20) == {"region": 20}
 
 
@@ -108,9 +102,8 @@ def test_a_queue_that_costs_less_than_the_way_is_waited_in() -> None:
     """Twice as long isn't enough to leave; with a spill of 1.2 it is."""
     for spill, expected in ((2.0, "near"), (1.2, "region")):
         world = world_of(*fleet(near=4, region=4), spill=spill)
-        for candidate in world.index.lookup(CAPABILITY).candidates[:2]:
-            # 7 of others and this one: 8 on 4 places.
-            candidate.learnt.report(LoadReport(in_flight=6), 100.0)
+        # 7 and this one: 8 on 4 places.
+        load(world, "near", 7)
         session = world.session(now=100.0, deadline=130.0)
         step = session.next(100.0)
         assert isinstance(step, Send)
@@ -128,7 +121,11 @@ def test_a_zone_whose_calls_hang_spills_as_soon_as_it_is_crowded() -> None:
 
 
 def test_a_zone_that_is_full_spills() -> None:
-    world = world_of(*fleet(near=4))
+    """Four places and three waiting for each; or all that an agent bears: cheap or not, one more doesn't fit."""
+    world = world_of(*fleet(near=4), spill=100.0)
+    load(world, "near", 16)
+    assert gone_to(world) == {"region": 200}
+    world = world_of(agent("near", zone=MINE, max_concurrency=4), agent("region", zone="eu/b"), spill=100.0)
     load(world, "near", 4)
     assert gone_to(world) == {"region": 200}
 

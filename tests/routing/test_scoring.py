@@ -1,16 +1,22 @@
-"""What makes an instance dear or cheap: calls that hang, and the parts of a weighted score."""
+"""What makes an instance dear or cheap: calls in flight, places, the parts of a weighted score."""
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agent_reach.config import ReachConfig, ScoreWeights, ScoringConfig
 from agent_reach.model import LoadReport
+from agent_reach.routing.explain import explain
 from agent_reach.routing.instance import Candidate, Learnt
 from agent_reach.routing.scoring import Score
 from agent_reach.routing.selection import pick
+from agent_reach.routing.session import CallSession
+from agent_reach.routing.steps import Send
 from tests.routing.world import CAPABILITY, World, agent, ok
 
 
@@ -30,9 +36,8 @@ def picked(world: World, times: int, now: float = 100.0, choices: int = 2) -> Co
 
 def score(world: World, agent_id: str, now: float) -> Score:
     """The score among all that there are."""
-    scores = world.scorer.scores(candidates(world), now)
-    (told,) = [s for c, s in zip(candidates(world), scores, strict=True) if c.agent_id == agent_id]
-    return told
+    (candidate,) = [c for c in candidates(world) if c.agent_id == agent_id]
+    return world.scorer.scores(candidates(world), now)[candidates(world).index(candidate)]
 
 
 # --- calls in flight -----------------------------------------------------------------------------------------
@@ -43,7 +48,7 @@ def test_a_call_that_hangs_makes_its_instance_dearer_before_it_ends() -> None:
     for candidate in candidates(world):
         candidate.latency.observe(0.1, 100.0)
     hangs, _ = candidates(world)
-    hangs.learnt.began.append(100.0)
+    hangs.learnt.began = [100.0]
     assert score(world, "hangs", 100.05).latency_s == pytest.approx(0.1, rel=0.01)
     late = score(world, "hangs", 107.0)
     assert late.latency_s == pytest.approx(7.0)
@@ -51,33 +56,115 @@ def test_a_call_that_hangs_makes_its_instance_dearer_before_it_ends() -> None:
     assert "latency 7000.0 ms (calls in flight so far)" in str(late)
     assert picked(world, 100, now=107.0) == {"well": 100}
     # Once it ended, what is known of the instance are answers again.
-    hangs.learnt.began.remove(100.0)
+    hangs.learnt.began = []
     assert not score(world, "hangs", 107.0).waiting
     assert score(world, "hangs", 107.0).latency_s < 0.1
 
 
-def test_one_long_call_is_no_news_and_most_of_them_hanging_is() -> None:
+@pytest.mark.parametrize(
+    ("began", "age_s"),
+    [
+        ([], 0.0),
+        ([10.0], 90.0),
+        # Half of them: the other half may be as quick as ever.
+        ([10.0, 99.0], 1.0),
+        ([10.0, 20.0, 99.0], 80.0),
+        # One long call among several is no news, however long it takes.
+        ([0.0, 98.0, 99.0, 99.5], 1.0),
+        ([10.0, 20.0, 30.0, 99.0], 70.0),
+    ],
+    ids=str,
+)
+def test_the_age_of_calls_in_flight_is_what_more_than_half_of_them_have_reached(
+    began: list[float], age_s: float
+) -> None:
     learnt = Learnt(ReachConfig())
-    assert learnt.age_s(50.0) == 0.0
-    learnt.began += [10.0]
-    assert learnt.age_s(20.0) == 10.0, "of one call, that one"
-    learnt.began += [19.0, 19.5]
-    assert learnt.age_s(20.0) == 1.0
-    learnt.began[1:] = [11.0, 19.5]
-    assert learnt.age_s(20.0) == 9.0
-    learnt.began[:] = [10.0, 19.0]
-    assert learnt.age_s(20.0) == 1.0, "half of them is not most of them"
+    learnt.began = began
+    assert (learnt.in_flight, learnt.age_s(100.0)) == (len(began), age_s)
 
 
-def test_what_instances_say_of_their_load_is_shown_and_not_scored() -> None:
-    """It is of the past, and callers that believe it rush to the same instance together (docs/routing.md)."""
+@pytest.mark.parametrize("hanging", range(6))
+def test_an_instance_looks_slow_once_most_of_its_calls_hang_and_not_for_the_sake_of_a_few(hanging: int) -> None:
     world = World(agent("a"))
-    before = score(world, "a", 100.0)
-    session = world.session(now=100.0, deadline=130.0)
-    session.next(100.0)
-    session.record(ok("a", load=LoadReport(in_flight=90, queued=9)), 100.0 + before.latency_s)
-    assert candidates(world)[0].learnt.load == LoadReport(in_flight=90, queued=9)
-    assert score(world, "a", 100.0 + before.latency_s).cost == pytest.approx(before.cost)
+    (candidate,) = candidates(world)
+    candidate.latency.observe(0.1, 100.0)
+    candidate.learnt.began = sorted([40.0] * hanging + [99.95] * (5 - hanging))
+    told = score(world, "a", 100.0)
+    assert told.waiting is (hanging >= 3)
+    assert told.latency_s == pytest.approx(60.0 if hanging >= 3 else 0.1)
+
+
+@given(st.lists(st.tuples(st.floats(0, 100), st.booleans()), max_size=40), st.randoms(use_true_random=False))
+def test_of_calls_in_flight_that_begin_and_end_in_any_order_the_count_and_the_age_are_exact(
+    steps: list[tuple[float, bool]], rng: random.Random
+) -> None:
+    world, now, open_calls = World(agent("a", max_concurrency=100)), 0.0, list[tuple[CallSession, Send, float]]()
+    (candidate,) = candidates(world)
+    for seconds, begins in steps:
+        now += seconds
+        if begins:
+            session = world.session(now=now, deadline=now + 1e6)
+            step = session.next(now)
+            assert isinstance(step, Send)
+            open_calls.append((session, step, now))
+        elif open_calls:
+            session, step, _ = open_calls.pop(rng.randrange(len(open_calls)))
+            session.record(ok("a"), now, step)
+        ages = sorted(now - at for _, _, at in open_calls)
+        assert candidate.learnt.in_flight == candidate.instance.in_flight == len(ages)
+        reached = sum(age >= candidate.learnt.age_s(now) for age in ages)
+        assert reached * 2 > len(ages) or not ages
+        assert candidate.learnt.age_s(now) in (ages or [0.0])
+
+
+# --- calls in flight, slots and what it says of its load -----------------------------------------------------
+
+
+@pytest.mark.parametrize(("slots", "in_flight", "cost"), [(4, 4, 0.3), (None, 4, 0.2), (1, 3, 0.4), (400, 40, 0.3)])
+def test_a_call_in_flight_costs_the_less_the_more_an_instance_runs_at_a_time(
+    slots: int | None, in_flight: int, cost: float
+) -> None:
+    """Who announces nothing is taken for one that runs as many as the settings say."""
+    world = World(agent("a", max_concurrency=slots), config=ReachConfig(scoring=ScoringConfig(assumed_slots=16)))
+    (candidate,) = candidates(world)
+    candidate.latency.observe(0.1, 100.0)
+    candidate.instance.in_flight = in_flight
+    told = score(world, "a", 100.0)
+    assert told.cost == pytest.approx(cost)
+    assert f"(1 + {in_flight} in flight / sqrt({slots or 16} slots))" in str(told)
+
+
+def test_the_slots_of_a_capability_come_before_those_of_its_agent() -> None:
+    world = World(agent("a", slots=4, max_concurrency=100))
+    assert score(world, "a", 100.0).slots == 4
+
+
+def test_of_two_alike_the_one_that_runs_more_at_a_time_bears_more_but_not_in_proportion() -> None:
+    """100 slots against 4: 10 calls cost there what 2 cost here, so 5 times as many, and not 25."""
+    world = World(agent("large", max_concurrency=100), agent("small", max_concurrency=4))
+    for candidate in candidates(world):
+        candidate.latency.observe(0.1, 100.0)
+    for _ in range(12):
+        chosen = pick(candidates(world), anyone, world.scorer, 100.0, world.rng, 8)
+        assert chosen is not None
+        chosen.instance.in_flight += 1
+    assert world.index.instances["small"].in_flight == pytest.approx(2, abs=1)
+
+
+def test_what_it_says_of_its_load_is_shown_and_costs_nothing() -> None:
+    """It is old when it arrives, and all callers would shun the same instance at once."""
+    world = World(agent("a"), agent("b"))
+    session = world.session(pinned="a")
+    step = session.next(0.0)
+    assert isinstance(step, Send)
+    session.record(ok("a", load=LoadReport(in_flight=50, queued=9)), 0.1)
+    before = score(world, "a", 0.1)
+    candidate = candidates(world)[0]
+    assert candidate.learnt.load == LoadReport(in_flight=50, queued=9)
+    (view,) = [v for v in explain(CAPABILITY, world.router, now=0.1, stale=False, age_s=0.0).candidates if v.load]
+    assert "says 50 running, 9 queued" in str(view)
+    candidate.learnt.load = None
+    assert score(world, "a", 0.1) == before
 
 
 # --- the weighted score --------------------------------------------------------------------------------------
@@ -113,7 +200,7 @@ def test_the_latency_part_is_the_fastest_rivals_over_its_own() -> None:
     assert parts(world, "fast")["latency"] == 1.0
     assert parts(world, "slow")["latency"] == pytest.approx(0.25)
     assert parts(world, "new")["latency"] == 1.0, "an instance without history is taken for the fastest"
-    slow.learnt.began.append(96.0)
+    slow.learnt.began = [96.0]
     assert parts(world, "slow")["latency"] == pytest.approx(0.1 / 4), "a call that hangs counts before it ends"
 
 
@@ -124,6 +211,8 @@ def test_the_load_part_is_the_share_of_places_left() -> None:
     ten.instance.in_flight = any_.instance.in_flight = 4
     assert parts(world, "ten")["load"] == pytest.approx(0.6)
     assert parts(world, "any")["load"] == pytest.approx(0.96), "without a limit of its own: of 100"
+    ten.learnt.load = LoadReport(in_flight=10)
+    assert parts(world, "ten")["load"] == pytest.approx(0.6), "what it says of its load is only shown"
     ten.instance.in_flight = 50
     assert parts(world, "ten")["load"] == 0.0
 
@@ -180,8 +269,8 @@ def test_an_agent_that_fails_loses_its_calls_under_the_agent_preset() -> None:
 
 
 @pytest.mark.parametrize("choices", [2, 3, 4])
-@pytest.mark.parametrize("count", [2, 3, 7])
-@pytest.mark.parametrize("shares", [None, ScoreWeights.BALANCED], ids=["ewma", "weighted"])
+@pytest.mark.parametrize("count", [2, 3, 4, 7])
+@pytest.mark.parametrize("shares", [None, ScoreWeights.BALANCED], ids=["expected time", "weighted"])
 def test_equals_are_chosen_equally_often_in_whatever_order_they_are_listed(
     count: int, choices: int, shares: ScoreWeights | None
 ) -> None:

@@ -119,6 +119,41 @@ def test_a_retry_never_lands_on_the_same_failing_peer_while_another_is_left() ->
         assert tried in (["b"], ["a", "b"])
 
 
+@pytest.mark.parametrize("failure", [RESET, TIMED_OUT, rejected(500), Unreadable("HTML")], ids=str)
+def test_a_failure_is_repeated_elsewhere_at_once_and_a_pause_comes_only_when_all_were_tried(
+    failure: Outcome,
+) -> None:
+    world = World(agent("a"), agent("b"))
+    session = world.session(retry=RetryConfig(max_attempts=4), allowance=RetryAllowance(64))
+    first = sent(session, 0.0)
+    session.record(failure, 1.0)
+    second = sent(session, 1.0)
+    assert {first.candidate.agent_id, second.candidate.agent_id} == {"a", "b"}
+    session.record(failure, 2.0)
+    step = session.next(2.0)
+    assert isinstance(step, Wait)
+    assert not step.until_place, "it is a pause, not a queue"
+    assert 0 < step.seconds <= 0.6
+
+
+@pytest.mark.parametrize("why", ["full", "busy", "shut out", "pinned"])
+def test_one_that_takes_no_calls_now_is_none_that_is_left_to_try(why: str) -> None:
+    world = World(agent("a"), agent("b"))
+    session = world.session(pinned="a" if why == "pinned" else None, preferred=("a",))
+    assert sent(session, 0.0).candidate.agent_id == "a"
+    other = world.index.lookup(CAPABILITY).candidates[1]
+    if why == "full":
+        other.instance.in_flight = 100
+    elif why == "busy":
+        other.learnt.busy_until = 99.0
+    elif why == "shut out":
+        open_breaker(world, "b")
+    session.record(RESET, 0.5)
+    step = session.next(0.5)
+    assert isinstance(step, Wait)
+    assert not step.until_place
+
+
 # --- what may be repeated ----------------------------------------------------------------------------------
 
 

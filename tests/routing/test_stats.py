@@ -37,6 +37,25 @@ def test_a_failure_counts_at_once_fades_and_is_forgiven() -> None:
     assert latency.at(1.5) == pytest.approx(0.1)
 
 
+def test_the_first_answer_after_failures_is_all_that_is_known_of_its_speed() -> None:
+    latency = Latency(decay_s=10.0)
+    latency.fail(5.0, 0.0)
+    latency.observe(0.1, 1.0)
+    latency.forgive()
+    assert latency.at(1.0) == pytest.approx(0.1)
+
+
+def test_one_that_only_ever_failed_and_is_forgiven_is_unknown_and_not_infinitely_fast() -> None:
+    latency = Latency(decay_s=10.0)
+    latency.fail(5.0, 0.0)
+    latency.forgive()
+    assert latency.samples == 0
+    latency.observe(0.1, 1.0)
+    latency.fail(5.0, 1.0)
+    latency.forgive()
+    assert latency.samples > 0
+
+
 def test_an_idle_instance_fades_back_into_play_and_reading_changes_nothing() -> None:
     latency = Latency(decay_s=10.0)
     latency.observe(5.0, 0.0)

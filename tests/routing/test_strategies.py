@@ -1,4 +1,4 @@
-"""How a call's instance is chosen where the better of two isn't asked for: in turn, or by weight."""
+"""How a call's instance is chosen where the best of a few isn't asked for: in turn, or by weight."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 from agent_reach.config import ReachConfig
 from agent_reach.config.choice import check_strategy
 from agent_reach.errors import ConfigError
-from agent_reach.model import LoadReport
 from agent_reach.routing.breaker import Verdict
 from agent_reach.routing.outcomes import Cancelled, Unsent
 from agent_reach.routing.steps import Send
@@ -72,12 +71,12 @@ def test_round_robin_gives_one_that_comes_back_its_turn_and_not_what_it_missed()
 
 def test_round_robin_goes_evenly_round_the_near_ones_while_calls_look_past_them() -> None:
     """They are crowded, but the far ones are no better: who was only looked at has had no turn."""
-    near = [agent(f"near{n}", zone="eu/a", max_concurrency=4) for n in range(2)]
+    near = [agent(f"near{n}", zone="eu/a", slots=4) for n in range(2)]
     far = [agent(f"far{n}", zone="us/a") for n in range(3)]
     world = World(*near, *far, zone="eu/a")
     for candidate in world.index.lookup(CAPABILITY).candidates:
         candidate.latency.observe(0.1, 100.0)
-        candidate.learnt.report(LoadReport(in_flight=5 if candidate.agent_id.startswith("near") else 0), 100.0)
+        candidate.instance.in_flight = 5 if candidate.agent_id.startswith("near") else 0
     order: list[str] = []
     for _ in range(12):
         session = world.session(now=100.0, deadline=130.0, strategy="round_robin")

@@ -26,9 +26,10 @@ def agent(
     idempotent: bool = True,
     timeout: str | float = "interactive",
     aliases: tuple[str, ...] = (),
+    slots: int | None = None,
     **fields: Any,
 ) -> AgentInfo:
-    """An instance that offers `capabilities`."""
+    """An instance that offers `capabilities`; `slots`: of each of them it runs so many calls at a time."""
     return AgentInfo(
         agent_id=agent_id,
         incarnation=incarnation,
@@ -36,7 +37,9 @@ def agent(
         namespace="default",
         endpoint=Endpoint(url=f"http://10.0.0.1:{9000 + sum(map(ord, agent_id)) % 1000}"),
         capabilities=tuple(
-            CapabilityInfo(name=name, idempotent=idempotent, timeout=timeout, soft_aliases=aliases)
+            CapabilityInfo(
+                name=name, idempotent=idempotent, timeout=timeout, soft_aliases=aliases, max_concurrency=slots
+            )
             for name in capabilities
         ),
         **fields,
