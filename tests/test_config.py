@@ -147,7 +147,7 @@ def test_a_strategy_that_does_not_exist_is_refused_with_those_that_do(strategy: 
 
 def test_the_presets_of_policies_are_as_their_names_promise() -> None:
     assert Policy.TOOL.hedge is not None
-    assert Policy.ANALYSIS.hedge is None
+    assert Policy.ANALYSIS.hedge is False, "never twice at a time, whatever the settings say"
     assert Policy.ANALYSIS.retry is not None
     assert Policy.ANALYSIS.retry.max_attempts == 2
     assert Policy.CRITICAL.retry is not None

@@ -671,9 +671,9 @@ async def test_a_weighted_score_is_explained_part_by_part() -> None:
         assert "missing to success 1.00 x 0.4 + load 1.00 x 0.3 + locality 0.00 x 0.2 + weight 1.00 x 0.1" in text
 
 
-async def test_an_outage_of_everybody_makes_a_fifth_more_load() -> None:
+async def test_an_outage_of_everybody_makes_a_fifth_more_load_where_nobody_waits_for_its_end() -> None:
     config = ReachConfig(
-        retry=RetryConfig(base_s=0.0),
+        retry=RetryConfig(base_s=0.0, patience_s=0.0),
         breaker=BreakerConfig(consecutive_failures=10**6, min_calls=10**6),
         ejection=EjectionConfig(max_share=0.0),
     )
@@ -690,6 +690,70 @@ async def test_an_outage_of_everybody_makes_a_fifth_more_load() -> None:
                 errors.append(str(error))
     assert len(script.requests) <= 200 * 1.2 + 3
     assert sum("not repeated: too many calls of this capability fail" in text for text in errors) > 100
+
+
+@contextlib.asynccontextmanager
+async def an_outage(*names: str) -> AsyncIterator[Stage]:
+    """A stage whose client has just seen 30 calls fail, each once; nothing is left running in it."""
+    stage = Stage(*names)
+    stage.acts = dict.fromkeys(names, lambda request: MaybeExecuted("reset"))
+    async with stage.reach, leaving_no_task(stage.clock):
+        for _ in range(30):
+            task = stage.call(retry=RetryConfig(max_attempts=1, patience_s=0.0))
+            await stage.clock.advance(0.01)
+            with pytest.raises(NoHealthyAgent):
+                await task
+        yield stage
+        assert stage.in_flight() == NOTHING
+
+
+async def test_while_all_fail_calls_wait_and_are_answered_soon_after_it_is_over() -> None:
+    async with an_outage("a", "b", "c") as stage:
+        before = len(stage.script.requests)
+        calls = [stage.call() for _ in range(100)]
+        await stage.clock.advance(2.0)
+        assert not any(call.done() for call in calls)
+        assert 4 <= len(stage.script.requests) - before <= 9, "one probe every quarter to half a second"
+        stage.acts = {}
+        await stage.clock.advance(0.6)
+        replies = [await call for call in calls]
+        assert {reply.data for reply in replies} == {"fine"}
+
+
+async def test_who_waited_in_vain_for_an_outage_to_end_is_told_so_or_answered_by_the_fallback() -> None:
+    async with an_outage("a", "b") as stage:
+        plain = [stage.call() for _ in range(40)]
+        fallback = stage.call(fallback=lambda error: type(error).__name__)
+        await stage.clock.advance(4.9)
+        assert not any(call.done() for call in plain)
+        await stage.clock.advance(0.2)
+        errors = [call.exception() for call in plain]
+        assert {type(error) for error in errors} == {NoHealthyAgent}
+        unsent = [error for error in errors if isinstance(error, NoHealthyAgent) and not error.attempts]
+        assert len(unsent) > 10
+        assert all("waited 5 s for one to succeed. Nothing was executed" in str(error) for error in unsent)
+        assert (await fallback).data == "NoHealthyAgent"
+
+
+async def test_a_call_that_waits_for_an_outage_to_end_can_be_cancelled() -> None:
+    async with an_outage("a", "b") as stage:
+        calls = [stage.call() for _ in range(20)]
+        await stage.clock.settle()
+        sent = len(stage.script.requests)
+        for call in calls:
+            call.cancel()
+        await stage.clock.advance(10.0)
+        assert all(call.cancelled() for call in calls)
+        assert len(stage.script.requests) == sent
+
+
+async def test_a_critical_call_waits_for_no_outage_to_end() -> None:
+    async with an_outage("a", "b") as stage:
+        began = stage.clock.now()
+        task = stage.call(policy=Policy.CRITICAL, fallback=lambda error: "own answer")
+        await stage.clock.advance(0.01)
+        assert (await task).data == "own answer"
+        assert stage.clock.now() - began < 0.1
 
 
 async def test_what_a_handler_raised_for_good_ends_a_hedged_call_at_once() -> None:

@@ -82,7 +82,8 @@ def test_a_caller_that_gave_up_early_teaches_that_an_answer_takes_longer_and_not
     assert candidate.learnt.success.at(130.0) == 1.0
     assert candidate.instance.breaker.counts(130.0) == (0, 0)
     assert candidate.instance.breaker.state is BreakerState.CLOSED
-    assert len(world.router.shared(CAPABILITY).latencies) == 0, "what second copies go by are answers"
+    # Or second copies would be sent the sooner the more often they win: their losers are among these.
+    assert len(world.router.shared(CAPABILITY).latencies) > 0
     assert world.router.shared(CAPABILITY).outage.in_a_row == 0
 
 
@@ -152,9 +153,9 @@ def test_when_its_breaker_closes_what_its_failures_were_booked_as_is_forgotten_f
     assert candidate_of(world).latency.at(now) == pytest.approx(0.1)
     # Of the other one nothing is known, so that it is taken for as fast as its rival, not for infinitely fast.
     candidate_of(world, "b", other).latency.observe(0.3, now)
-    candidates = world.index.lookup(other).candidates
-    score = world.scorer.scores([candidate_of(world, "a", other)], now)[0]
-    assert (score.known, score.latency_s) == (False, pytest.approx(0.3))
+    score = world.scorer.scores([candidate_of(world, "a", other), candidate_of(world, "b", other)], now)[0]
+    assert not score.known
+    assert score.latency_s == pytest.approx(0.3)
 
 
 def test_an_answer_while_it_isnt_shut_out_forgets_no_failure() -> None:

@@ -11,7 +11,7 @@ from agent_reach.errors import NoHealthyAgent
 from agent_reach.routing import ejection
 from agent_reach.routing.breaker import Breaker, BreakerState, Verdict
 from agent_reach.routing.explain import explain
-from agent_reach.routing.outcomes import LostAnswer, Outcome, Unsent
+from agent_reach.routing.outcomes import Cancelled, LostAnswer, Outcome, Unsent
 from agent_reach.routing.session import CallSession
 from agent_reach.routing.steps import Raise, Return, Send, Wait
 from tests.routing.world import CAPABILITY, World, agent, ok, rejected
@@ -207,16 +207,29 @@ def test_it_is_explained_with_the_time_that_is_left() -> None:
     assert not told.panic
 
 
-def test_what_was_sent_before_says_nothing_of_it_when_it_ends_and_the_next_look_is_soon() -> None:
+def test_a_good_answer_to_a_call_that_was_on_its_way_proves_that_somebody_listens() -> None:
     """One connection was refused, as at a full backlog, while another call is being answered there."""
     world = world_of(3)
     session = world.session(pinned="a0")
     assert isinstance(session.next(0.0), Send)
     dial(world, "a0", REFUSED, 0.1)
-    session.record(ok("a0"), 0.2)
-    # Its permit is older than the state, and counts for nothing; the next look is soon.
     assert breaker_of(world, "a0").state is BreakerState.OPEN
     assert breaker_of(world, "a0").until <= 5.1
+    session.record(ok("a0"), 0.2)
+    assert breaker_of(world, "a0").state is BreakerState.CLOSED
+
+
+@pytest.mark.parametrize(
+    "outcome", [REFUSED, Cancelled(), LostAnswer("reset")], ids=["refused", "cancelled", "reset"]
+)
+def test_any_other_end_of_a_call_that_was_on_its_way_proves_nothing(outcome: Outcome) -> None:
+    world = world_of(3)
+    session = world.session(pinned="a0")
+    assert isinstance(session.next(0.0), Send)
+    dial(world, "a0", REFUSED, 0.1)
+    until = breaker_of(world, "a0").until
+    session.record(outcome, 0.2)
+    assert (breaker_of(world, "a0").state, breaker_of(world, "a0").until) == (BreakerState.OPEN, until)
 
 
 def test_the_verdict_on_what_never_left() -> None:
