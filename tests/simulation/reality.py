@@ -1,0 +1,121 @@
+"""`make sim-real`: does the simulator agree with reality? The same worlds, with real processes and simulated.
+
+Exits with 1 if they differ by more than was promised. It takes two minutes; `--runs 2` lives each world twice, with
+other arrivals.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from agent_reach.testing.etcd import EtcdServer
+from tests.simulation.compared import Called, Figures, Trouble, World, differences
+from tests.simulation.real_world import Lived, live, measure_rtt_s
+from tests.simulation.simulated_world import arrivals, simulate
+
+__all__ = ["WORLDS"]
+
+SIMULATED_SEEDS = (1, 2, 3)
+
+WORLDS = (
+    World(name="steady", title="nothing goes wrong"),
+    World(
+        name="slow",
+        title="work-1 is killed at 8 s, work-2 takes ten times as long from 14 to 20 s",
+        kill_s=8.0,
+        trouble=Trouble(from_s=14.0, until_s=20.0, slower=10.0),
+    ),
+    World(
+        name="failing",
+        title="work-1 is killed at 8 s, work-2 fails from 14 to 20 s",
+        kill_s=8.0,
+        trouble=Trouble(from_s=14.0, until_s=20.0),
+    ),
+    World(
+        name="unsafe",
+        title="the same, and calls mustn't be repeated",
+        unsafe=True,
+        kill_s=8.0,
+        trouble=Trouble(from_s=14.0, until_s=20.0),
+    ),
+)
+
+
+def report(world: World, lived: Sequence[Lived], simulated: Sequence[list[Called]]) -> list[str]:
+    """Print a world's figures, run by run and all together; return where reality and simulator differ too much."""
+    real = [run.calls for run in lived]
+    columns = {f"real {n}": Figures.of(calls) for n, calls in enumerate(real, 1)}
+    columns |= {f"simulated {n}": Figures.of(calls) for n, calls in enumerate(simulated, 1)}
+    all_real = Figures.of([call for calls in real for call in calls])
+    all_simulated = Figures.of([call for calls in simulated for call in calls])
+    columns |= {"REAL": all_real, "SIMULATED": all_simulated}
+    print(f"\n{world.name}: {world.title}; {world.load:.0%} of capacity")
+    _row("", list(columns))
+    shown = list(columns.values())
+    _row("calls", [f"{f.calls}" for f in shown])
+    _row("success", [f"{f.success:.2%}" for f in shown])
+    _row("p50, ms", [f"{f.p50_s * 1000:.1f}" for f in shown])
+    _row("p90, ms", [f"{f.p90_s * 1000:.1f}" for f in shown])
+    _row("p99, ms", [f"{f.p99_s * 1000:.1f}" for f in shown])
+    _row("attempts a call", [f"{f.attempts:.3f}" for f in shown])
+    for agent_id in world.agent_ids():
+        # As shares, since runs are of different lengths.
+        _row(f"sent to {agent_id}", [f"{f.sent_to.get(agent_id, 0) / (f.calls * f.attempts):.1%}" for f in shown])
+    for failure in sorted({name for f in shown for name in f.failures}):
+        _row(failure, [f"{f.failures.get(failure, 0)}" for f in shown])
+    for number, run in enumerate(lived, 1):
+        gone = "" if run.gone_s is None else f"; the killed agent's entry was gone at {run.gone_s:.1f} s"
+        print(f"real {number}: 99 % of the calls were begun within {run.late_s * 1000:.1f} ms of their time{gone}")
+    found = differences(all_real, all_simulated)
+    if found:
+        print("DIFFERS, " + "; ".join(found))
+    else:
+        apart_ms = (all_real.success - all_simulated.success) * 100
+        p50 = all_real.p50_s / all_simulated.p50_s - 1
+        print(f"agrees: success {apart_ms:+.2f} points (1 allowed), p50 {p50:+.1%} (20 % allowed)")
+    return found
+
+
+def _row(name: str, cells: Sequence[str]) -> None:
+    print(f"{name:<20}" + "".join(f"{cell:>13}" for cell in cells), flush=True)
+
+
+async def compare(worlds: Sequence[World], runs: int) -> int:
+    """Live and simulate worlds; return how many differ."""
+    differing = 0
+    with tempfile.TemporaryDirectory() as name, EtcdServer(Path(name) / "etcd") as etcd:
+        folder = Path(name)
+        rtt_s = await measure_rtt_s(etcd, folder)
+        print(
+            f"calibrated: a real call that has nothing to do takes {rtt_s * 1000:.2f} ms in an idle world, most of "
+            "it processor time;\nthe simulator's network takes as long, and everything else is as it is by default"
+        )
+        for world in worlds:
+            lived = [
+                await live(world, seed, arrivals(world, seed), etcd, folder) for seed in SIMULATED_SEEDS[:runs]
+            ]
+            simulated = [simulate(world, seed, rtt_s) for seed in SIMULATED_SEEDS]
+            differing += bool(report(world, lived, simulated))
+    return differing
+
+
+def main() -> None:
+    """Compare, and exit with 1 if anything differs."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("worlds", nargs="*", metavar="world", help=", ".join(world.name for world in WORLDS))
+    parser.add_argument("--runs", type=int, default=1, choices=range(1, len(SIMULATED_SEEDS) + 1))
+    options = parser.parse_args()
+    unknown = set(options.worlds) - {world.name for world in WORLDS}
+    if unknown:
+        parser.error(f"no such world: {', '.join(sorted(unknown))}")
+    worlds = [world for world in WORLDS if not options.worlds or world.name in options.worlds]
+    sys.exit(1 if asyncio.run(compare(worlds, options.runs)) else 0)
+
+
+if __name__ == "__main__":
+    main()
