@@ -16,6 +16,7 @@ from pathlib import Path
 from agent_reach import ReachClient, ReachError
 from agent_reach.errors import Attempt
 from agent_reach.testing.etcd import EtcdServer
+from agent_reach.testing.simulation import quantile
 from agent_reach.testing.simulation.draws import stream
 from tests.simulation.compared import Arrival, Called, World
 from tests.simulation.real_agent import NOTHING, WORK
@@ -31,8 +32,10 @@ _LAST_CALL_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Lived:
-    """What came of a real run. `late_s`: how late the latest of 100 calls was begun, which tells whether the
-    machine kept up. `gone_s`: when the killed agent's entry was gone, None if it wasn't. `executions` by agent id.
+    """What came of a real run.
+
+    `late_s`: 99 of 100 calls were begun no later than that after their time, which tells whether the machine kept
+    up. `gone_s`: when the killed agent's entry was gone, None if it wasn't. `executions` and `pids` of the agents.
     """
 
     calls: list[Called]
@@ -57,7 +60,6 @@ async def live(world: World, seed: int, calls: Sequence[Arrival], etcd: EtcdServ
             await _until_known(client, world.agents)
         loop = asyncio.get_running_loop()
         begun = loop.time() + 0.1
-        happens = asyncio.ensure_future(_happen(world, agents, clients[0], begun))
         late: list[float] = []
 
         async def one(arrival: Arrival) -> Called:
@@ -72,15 +74,14 @@ async def live(world: World, seed: int, calls: Sequence[Arrival], etcd: EtcdServ
             return Called(arrival.time_s, loop.time() - due, failure, attempts)
 
         tasks = []
-        for arrival in calls:
-            await asyncio.sleep(begun + arrival.time_s - loop.time())
-            tasks.append(asyncio.ensure_future(one(arrival)))
-        ended = await asyncio.gather(*tasks)
-        gone_s = await happens
-        late.sort()
-        late_s = late[int(0.99 * len(late))]
+        async with asyncio.TaskGroup() as group:
+            happening = group.create_task(_happen(world, agents, clients[0], begun))
+            for arrival in calls:
+                await asyncio.sleep(begun + arrival.time_s - loop.time())
+                tasks.append(group.create_task(one(arrival)))
         pids = tuple(process.pid for process in agents.processes.values())
-        return Lived(ended, late_s, gone_s, agents.executions(), pids)
+        ended = [task.result() for task in tasks]
+        return Lived(ended, quantile(late, 0.99), happening.result(), agents.executions(), pids)
 
 
 async def measure_rtt_s(etcd: EtcdServer, folder: Path, times: int = 150) -> float:
@@ -173,7 +174,7 @@ async def _until_known(reach: ReachClient, count: int, agents: _Agents | None = 
 
 async def _happen(world: World, agents: _Agents, witness: ReachClient, begun: float) -> float | None:
     """Kill and trouble agents when their time comes; return when the killed one's entry was gone."""
-    loop, (first, second, *_) = asyncio.get_running_loop(), agents.processes.values()
+    loop, processes = asyncio.get_running_loop(), list(agents.processes.values())
 
     async def at(time_s: float) -> None:
         await asyncio.sleep(begun + time_s - loop.time())
@@ -181,15 +182,15 @@ async def _happen(world: World, agents: _Agents, witness: ReachClient, begun: fl
     async def trouble() -> None:
         if world.trouble is not None:
             await at(world.trouble.from_s)
-            second.send_signal(signal.SIGUSR1)
+            processes[1].send_signal(signal.SIGUSR1)
             await at(world.trouble.until_s)
-            second.send_signal(signal.SIGUSR2)
+            processes[1].send_signal(signal.SIGUSR2)
 
     async def kill() -> float | None:
         if world.kill_s is None:
             return None
         await at(world.kill_s)
-        first.kill()
+        processes[0].kill()
         while len(witness.agents()) == world.agents:
             if loop.time() > begun + world.length_s:
                 return None
