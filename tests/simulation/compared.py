@@ -92,6 +92,10 @@ class Figures:
     sent_to: Mapping[str, int]
     failures: Mapping[str, int]
 
+    def share_of(self, agent_id: str) -> float:
+        """The part of all attempts that went to an agent, 0 if there were none."""
+        return self.sent_to.get(agent_id, 0) / max(1, sum(self.sent_to.values()))
+
     @classmethod
     def of(cls, calls: Sequence[Called]) -> Figures:
         """Sum up calls, at least one."""

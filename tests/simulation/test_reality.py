@@ -73,7 +73,7 @@ async def test_an_agent_that_cannot_start_is_told_with_what_it_said(etcd: EtcdSe
 
 @pytest.mark.parametrize("world", WORLDS, ids=lambda world: world.name)
 def test_what_is_simulated_is_what_the_real_callers_are_told_to_do(world: World) -> None:
-    world = replace(world, length_s=10.0)
+    world = replace(world, length_s=5.0)
     coming, simulated = arrivals(world, seed=2), simulate(world, 2, rtt_s=0.01)
     assert sorted(call.started_s for call in simulated) == [arrival.time_s for arrival in coming]
     assert {arrival.client for arrival in coming} == set(range(world.clients))
@@ -106,6 +106,7 @@ def test_figures_sum_up_answered_calls_for_times_and_all_calls_for_the_rest() ->
     assert (figures.calls, figures.success, figures.attempts) == (100, 0.99, 1.01)
     assert (figures.p50_s, figures.p90_s, figures.p99_s) == (0.5, 0.9, 0.99)
     assert figures.sent_to == {"a": 100, "b": 1}
+    assert (figures.share_of("b"), figures.share_of("c")) == (1 / 101, 0.0)
     assert figures.failures == {"RemoteError": 1}
 
 
@@ -130,6 +131,8 @@ def test_the_report_judges_all_runs_together_and_says_what_differs(capsys: pytes
     lived = [Lived(calls, 0.003, None, {}, ()) for calls in (long, short, short)]
     assert report(world, lived, [short]) == []
     assert "agrees: success +0.00 points (1 allowed), p50 +0.0% (20 % allowed)" in capsys.readouterr().out
+    assert report(world, [replace(lived[0], calls=[called(0.0, "AgentNotFound", [])])], [short]) != []
+    assert "AgentNotFound" in capsys.readouterr().out
     assert report(world, lived[:1], [short]) == ["p50: real 200.0 ms, simulated 100.0 ms"]
     printed = capsys.readouterr().out
     assert "DIFFERS, p50: real 200.0 ms, simulated 100.0 ms" in printed
