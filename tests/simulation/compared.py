@@ -38,7 +38,7 @@ class World:
 
     name: str
     title: str
-    length_s: float = 25.0
+    length_s: float = 22.0
     agents: int = 4
     slots: int = 4
     clients: int = 3

@@ -1,7 +1,7 @@
 """`make sim-real`: does the simulator agree with reality? The same worlds, with real processes and simulated.
 
-Exits with 1 if they differ by more than was promised. It takes two and a half minutes; `--runs 2` lives each world twice, with
-other arrivals.
+Exits with 1 if they differ by more than was promised. It takes two and a half minutes at the most; `--runs 2` lives
+each world twice, with other arrivals.
 """
 
 from __future__ import annotations
