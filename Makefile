@@ -6,7 +6,7 @@
 #   make check   lint, types, import rules, and the examples of the documents
 #   make bench   figures, as ratios within one run
 #   make bench-registry  what the registry costs at 100 to 10,000 instances, in etcd and in its clients: four minutes
-#   make sim-real  the same worlds simulated and of real processes, side by side: about two minutes
+#   make sim-real  the same worlds simulated and of real processes, side by side: two to three minutes
 #   make docs    the documentation as a site, into build/site
 #
 # VENV is where the virtual environment goes; PYTHON makes it (3.11 or newer).

@@ -1,7 +1,7 @@
 """`make sim-real`: does the simulator agree with reality? The same worlds, with real processes and simulated.
 
-Exits with 1 if they differ by more than was promised. It takes two and a half minutes at the most; `--runs 2` lives
-each world twice, with other arrivals.
+Exits with 1 if they differ by more than was promised, or if the machine was too busy to tell. It takes two to three
+minutes; `--runs 2` lives each world twice, with other arrivals.
 """
 
 from __future__ import annotations
@@ -22,6 +22,11 @@ from tests.simulation.simulated_world import arrivals, simulate
 __all__ = ["WORLDS"]
 
 SIMULATED_SEEDS = (1, 2, 3)
+
+# Half of what a call takes. Later than that, callers waited for a processor, which isn't what is compared: the run
+# is done once more, or it is no proof. With so many seconds gone there is no time for another one.
+_KEPT_UP_S = 0.1
+_REPEAT_UNTIL_S = 120.0
 
 WORLDS = (
     World(name="steady", title="nothing goes wrong"),
@@ -47,8 +52,8 @@ WORLDS = (
 )
 
 
-def report(world: World, lived: Sequence[Lived], simulated: Sequence[list[Called]]) -> list[str]:
-    """Print a world's figures, run by run and all together; return where reality and simulator differ too much."""
+def report(world: World, lived: Sequence[Lived], simulated: Sequence[list[Called]]) -> bool:
+    """Print a world's figures, run by run and all together; return whether reality and simulator agree."""
     real = [run.calls for run in lived]
     columns = {f"real {n}": Figures.of(calls) for n, calls in enumerate(real, 1)}
     columns |= {f"simulated {n}": Figures.of(calls) for n, calls in enumerate(simulated, 1)}
@@ -76,13 +81,16 @@ def report(world: World, lived: Sequence[Lived], simulated: Sequence[list[Called
             simulated_s = world.kill_s + world.lease_ttl_s
             print(f"real {number}: work-1's entry was gone at {run.gone_s:.1f} s, simulated at {simulated_s:.1f} s")
     found = differences(all_real, all_simulated)
-    if found:
+    kept_up = all(run.late_s <= _KEPT_UP_S for run in lived)
+    if not kept_up:
+        print("NO VERDICT: the machine was too busy with something else; run it again")
+    elif found:
         print("DIFFERS, " + "; ".join(found))
     else:
         apart_ms = (all_real.success - all_simulated.success) * 100
         p50 = all_real.p50_s / all_simulated.p50_s - 1
         print(f"agrees: success {apart_ms:+.2f} points (1 allowed), p50 {p50:+.1%} (20 % allowed)")
-    return found
+    return kept_up and not found
 
 
 def _row(name: str, cells: Sequence[str]) -> None:
@@ -90,8 +98,9 @@ def _row(name: str, cells: Sequence[str]) -> None:
 
 
 async def compare(worlds: Sequence[World], runs: int) -> int:
-    """Live and simulate worlds; return how many differ."""
-    differing = 0
+    """Live and simulate worlds; return in how many both agree."""
+    loop, agreeing = asyncio.get_running_loop(), 0
+    began = loop.time()
     with tempfile.TemporaryDirectory() as name, EtcdServer(Path(name) / "etcd") as etcd:
         folder = Path(name)
         rtt_s = await measure_rtt_s(etcd, folder)
@@ -100,12 +109,18 @@ async def compare(worlds: Sequence[World], runs: int) -> int:
             "it processor time;\nthe simulator's network takes as long, and everything else is as it is by default"
         )
         for world in worlds:
-            lived = [
-                await live(world, seed, arrivals(world, seed), etcd, folder) for seed in SIMULATED_SEEDS[:runs]
-            ]
+            lived = []
+            for seed in SIMULATED_SEEDS[:runs]:
+                run = await live(world, seed, arrivals(world, seed), etcd, folder)
+                if run.late_s > _KEPT_UP_S and loop.time() < began + _REPEAT_UNTIL_S * runs:
+                    print(
+                        f"\n{world.name}: once more, since 1 % of the calls were begun over {run.late_s:.2f} s late"
+                    )
+                    run = await live(world, seed, arrivals(world, seed), etcd, folder)
+                lived.append(run)
             simulated = [simulate(world, seed, rtt_s) for seed in SIMULATED_SEEDS]
-            differing += bool(report(world, lived, simulated))
-    return differing
+            agreeing += report(world, lived, simulated)
+    return agreeing
 
 
 def main() -> None:
@@ -120,9 +135,9 @@ def main() -> None:
     worlds = [world for world in WORLDS if not options.worlds or world.name in options.worlds]
     # Breakers that open are what these worlds are about.
     logging.getLogger("agent_reach").setLevel(logging.ERROR)
-    differing = asyncio.run(compare(worlds, options.runs))
-    print(f"\nsimulator and reality agree in {len(worlds) - differing} of {len(worlds)} worlds")
-    sys.exit(1 if differing else 0)
+    agreeing = asyncio.run(compare(worlds, options.runs))
+    print(f"\nsimulator and reality agree in {agreeing} of {len(worlds)} worlds")
+    sys.exit(0 if agreeing == len(worlds) else 1)
 
 
 if __name__ == "__main__":
