@@ -6,6 +6,7 @@
 #   make check   lint, types, import rules, and the examples of the documents
 #   make bench   figures, as ratios within one run
 #   make bench-registry  what the registry costs at 100 to 10,000 instances, in etcd and in its clients: four minutes
+#   make sim-real  the same worlds simulated and of real processes, side by side: two to three minutes
 #   make docs    the documentation as a site, into build/site
 #
 # VENV is where the virtual environment goes; PYTHON makes it (3.11 or newer).
@@ -18,7 +19,7 @@ PYTEST_ARGS ?=
 export PYTHONPATH := $(CURDIR)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test faults check bench bench-registry docs clean
+.PHONY: demo test faults check bench bench-registry sim-real docs clean
 
 demo: $(VENV)/.dev
 	@$(BIN)/python -m examples.customer_service.demo
@@ -42,6 +43,9 @@ bench: $(VENV)/.dev
 
 bench-registry: $(VENV)/.dev
 	@$(BIN)/python -m tests.benchmarks.registry
+
+sim-real: $(VENV)/.dev
+	@$(BIN)/python -m tests.simulation.reality
 
 docs: $(VENV)/.docs
 	$(BIN)/mkdocs build --strict --site-dir $(CURDIR)/build/site
