@@ -265,9 +265,12 @@ def knock_out(world: World, now: float = 0.0) -> None:
     fail(outage_of(world), 20, now)
 
 
-@pytest.mark.parametrize("failure", [RESET, REFUSED, rejected(503)], ids=["lost", "refused", "503"])
-@pytest.mark.parametrize("rate", [20, 100])
-def test_when_everything_fails_there_are_fewer_attempts_than_calls(rate: int, failure: Outcome) -> None:
+@pytest.mark.parametrize(
+    ("failure", "rate"),
+    [(RESET, 20), (REFUSED, 20), (rejected(503), 20), (RESET, 100)],
+    ids=["lost", "refused", "503", "many calls"],
+)
+def test_when_everything_fails_there_are_fewer_attempts_than_calls(failure: Outcome, rate: int) -> None:
     """Ten seconds of calls: until twenty failed all go, and then four probes a second at the most."""
     world = world_of()
     calls = drive(world, [n / rate for n in range(10 * rate)], lambda now: failure)
@@ -284,7 +287,7 @@ def test_when_everything_fails_there_are_fewer_attempts_than_calls(rate: int, fa
 
 def test_whoever_waits_is_answered_soon_after_it_is_over() -> None:
     """Down for six seconds. All that had patience left when the next probe went out get their answer."""
-    for seed in range(5):
+    for seed in range(3):
         world = world_of(seed=seed)
         calls = drive(world, [n / 20 for n in range(200)], lambda now: RESET if now < 6.0 else ok())
         first = min(call.ended for call in calls if isinstance(call.end, Return))
@@ -324,13 +327,13 @@ def test_while_it_is_down_one_call_at_a_time_goes_out() -> None:
     assert 9 <= len(sends) <= 20
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_capability_that_fails_six_times_in_ten_is_not_down(seed: int) -> None:
     world, dice = world_of(seed=seed), random.Random(seed)
-    times = [n / 100 for n in range(3000)]
+    times = [n / 100 for n in range(1500)]
     calls = drive(world, times, lambda now: RESET if dice.random() < 0.6 else ok(), retry=ONCE)
     late = [call for call in calls if call.ended - call.started > 0.1]
-    assert len(late) < 30, "a run of twenty by chance ends with the first success"
+    assert len(late) < 15, "a run of twenty by chance ends with the first success"
     succeeded = sum(isinstance(call.end, Return) for call in calls) / len(calls)
     assert succeeded == pytest.approx(0.4, abs=0.05)
 

@@ -94,7 +94,7 @@ def test_an_instance_looks_slow_once_most_of_its_calls_hang_and_not_for_the_sake
     assert told.latency_s == pytest.approx(60.0 if hanging >= 3 else 0.1)
 
 
-@given(st.lists(st.tuples(st.floats(0, 100), st.booleans()), max_size=40), st.randoms(use_true_random=False))
+@given(st.lists(st.tuples(st.floats(0, 100), st.booleans()), max_size=25), st.randoms(use_true_random=False))
 def test_of_calls_in_flight_that_begin_and_end_in_any_order_the_count_and_the_age_are_exact(
     steps: list[tuple[float, bool]], rng: random.Random
 ) -> None:
