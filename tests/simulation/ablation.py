@@ -94,7 +94,9 @@ _ALL = (
     _scoring("weights-balanced", "weighted score `BALANCED`", "slow-of-two", weights=ScoreWeights.BALANCED),
     _scoring("weights-agent", "weighted score `AGENT`", "slow-of-two", weights=ScoreWeights.AGENT),
     Change("round-robin", "`strategy='round_robin'`", ReachConfig(strategy="round_robin"), ("slow-of-two",)),
-    Change("weighted-random", "`strategy='weighted_random'`", ReachConfig(strategy="weighted_random"), ("slow-of-two",)),
+    Change(
+        "weighted-random", "`strategy='weighted_random'`", ReachConfig(strategy="weighted_random"), ("slow-of-two",)
+    ),
     _breaker("breaker-5", "shut out for 5 s at first (`open_s=5`)", "lone-instance", open_s=5.0),
     _breaker(
         "breaker-off",
@@ -126,7 +128,11 @@ _ALL = (
         ("steady", "pauses", "long-and-short"),
     ),
     _bulkheads(
-        "adaptive-limit", "learnt limits (`adaptive=LimitConfig()`)", "stale-reports", "bursts", adaptive=LimitConfig()
+        "adaptive-limit",
+        "learnt limits (`adaptive=LimitConfig()`)",
+        "stale-reports",
+        "bursts",
+        adaptive=LimitConfig(),
     ),
     _bulkheads("per-slot-2", "two calls for each slot (`per_slot=2`)", "bursts", "stale-reports", per_slot=2),
     _bulkheads("per-slot-8", "eight calls for each slot (`per_slot=8`)", "bursts", "stale-reports", per_slot=8),

@@ -1,5 +1,5 @@
-"""Charts as plain SVG: the same data gives the same bytes. Colours of medium brightness, so that they can be read on
-white and on black.
+"""Charts as plain SVG: the same data gives the same bytes. Colours are of medium brightness, so that they can be
+read on white and on black.
 """
 
 from __future__ import annotations
@@ -156,9 +156,7 @@ def _svg(width: int, height: int, title: str, parts: Sequence[str]) -> str:
     return "\n".join([head, f"<title>{escape(title)}</title>", *parts, "</svg>", ""])
 
 
-def _text(
-    x: float, y: float, text: str, *, size: int = 10, anchor: str = "start", weight: str = "normal"
-) -> str:
+def _text(x: float, y: float, text: str, *, size: int = 10, anchor: str = "start", weight: str = "normal") -> str:
     style = f' text-anchor="{anchor}"' * (anchor != "start") + f' font-weight="{weight}"' * (weight != "normal")
     return f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}"{style}>{escape(text)}</text>'
 

@@ -18,8 +18,8 @@ Outcomes: TypeAlias = Mapping[str, Mapping[str, Sequence[Result]]]
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """Something that a run is judged by. `least`: a smaller difference is of no interest to anybody, in the measure's
-    own unit, or as a share of the greater value if `relative`.
+    """Something that a run is judged by. `least`: a smaller difference is of no interest to anybody, in the
+    measure's own unit, or as a share of the greater value if `relative`.
     """
 
     name: str

@@ -41,9 +41,7 @@ class Result:
     failures: Mapping[str, int]
 
 
-def simulate(
-    scenario: str, algorithm: AlgorithmFactory, seed: int, length_s: float | None = None
-) -> Simulation:
+def simulate(scenario: str, algorithm: AlgorithmFactory, seed: int, length_s: float | None = None) -> Simulation:
     """Run a scenario to its end, or for `length_s`, and return its world."""
     wanted = SCENARIOS[scenario]
     sim = Simulation(seed, warm_up_s=wanted.warm_up_s, nested=algorithm)
