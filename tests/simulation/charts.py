@@ -114,8 +114,9 @@ def _plot(line: Timeline, title: str, lines: Mapping[str, Sequence[float | None]
     for name, values in reversed(list(lines.items())):
         parts.append(_path(values, colours[name], top, width, foot))
     x = float(_LEFT)
-    for name in lines:
-        parts.append(_line(x, 26, x + 14, 26, colours[name], 2))
+    legend = {colour: "the others" if colour == _GREY else name for name, colour in colours.items()}
+    for colour, name in legend.items():
+        parts.append(_line(x, 26, x + 14, 26, colour, 2))
         parts.append(_text(x + 18, 29, name, size=10))
         x += 34 + 6 * len(name)
     return parts

@@ -122,7 +122,7 @@ def _outcomes(tasks: Iterable[Task], results: Results) -> Outcomes:
     return found
 
 
-def _ablation(plan: Plan, outcomes: Outcomes, results: Results) -> tuple[str, int]:
+def _ablation(plan: Plan, outcomes: Outcomes, results: Results) -> str:
     seeds = min(plan.seeds, plan.ablation_seeds)
     tasks = [task for task in plan.ablation() if task in results and task.scenario in outcomes]
     default = {s: {OURS: by_name[OURS][:seeds]} for s, by_name in outcomes.items()}
@@ -132,24 +132,23 @@ def _ablation(plan: Plan, outcomes: Outcomes, results: Results) -> tuple[str, in
         whole = {s: by_name for s, by_name in changed.items() if len(by_name[name]) == seeds}
         if whole:
             tried[name] = (change, list(whole), effects(default, whole, OURS, name))
-    return tables.ablation_table(tried), seeds
+    return tables.ablation_table(tried) if tried else "The ablation wasn't run."
 
 
 def _sections(plan: Plan, outcomes: Outcomes, results: Results) -> dict[str, str]:
-    ablation, ablation_seeds = _ablation(plan, outcomes, results)
     some = next(iter(outcomes.values()))
     calls = sum(r.calls for by_name in outcomes.values() for rs in by_name.values() for r in rs)
     cut = "" if plan.length_s is None else f" Each was cut to {plan.length_s:g} s."
     return {
         "run": f"{len(outcomes)} scenarios, {len(some)} algorithms, {plan.seeds} seed(s) each: {calls:,} calls. "
-        f"The ablation has {ablation_seeds} seed(s).{cut}",
+        f"The ablation has {min(plan.seeds, plan.ablation_seeds)} seed(s).{cut}",
         "scenarios": tables.scenario_table(outcomes),
         "verdict": tables.verdict_text(outcomes, OURS),
         "success": tables.success_table(outcomes),
         "p99": tables.p99_table(outcomes),
         "attempts": tables.attempts_table(outcomes),
         "duplicates": tables.duplicates_table(outcomes),
-        "ablation": ablation,
+        "ablation": _ablation(plan, outcomes, results),
     }
 
 

@@ -138,6 +138,13 @@ def verdict_text(outcomes: Outcomes, ours: str) -> str:
         f"**{verdict.p99_even}**.",
         "",
     ]
+    alike = sum(standing.alike for standing in verdict.success), sum(standing.alike for standing in verdict.p99)
+    if any(alike):
+        lines += [
+            f"All of them have the same success in {alike[0]} of these, and the same p99 in {alike[1]} (mostly the "
+            "whole deadline): those say nothing of who is better.",
+            "",
+        ]
     if min(seeds, default=0) < 2:
         lines += ["This was run with one seed, so nothing can be told from anything.", ""]
     lines += ["The same for each of them:", "", _standings(outcomes), ""]

@@ -27,11 +27,14 @@ class Rival:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Ours in one scenario by one measure; `better`: whose median is better, the best first."""
+    """Ours in one scenario by one measure; `better`: whose median is better, the best first. `alike`: all medians
+    are the same, so the scenario says nothing.
+    """
 
     scenario: str
     ours: float
     better: tuple[Rival, ...]
+    alike: bool
 
     @property
     def best(self) -> bool:
@@ -98,11 +101,12 @@ def judge(outcomes: Outcomes, ours: str) -> Verdict:
 
 def _standing(measure: Measure, scenario: str, by_name: Mapping[str, Sequence[Result]], ours: str) -> Standing:
     own = measure.values(by_name[ours])
-    better = []
+    better, medians = [], set()
     for name, results in by_name.items():
         values = measure.values(results)
-        if name != ours and measure.better(median(values), median(own)):
+        medians.add(median(values))
+        if measure.better(median(values), median(own)):
             duplicates = sum(result.unsafe_duplicates for result in results)
             better.append(Rival(name, median(values), paired(values, own), duplicates))
     better.sort(key=lambda rival: rival.value, reverse=measure.higher_is_better)
-    return Standing(scenario, median(own), tuple(better))
+    return Standing(scenario, median(own), tuple(better), alike=len(medians) == 1)
