@@ -7,6 +7,8 @@
 #   make bench   figures, as ratios within one run
 #   make bench-registry  what the registry costs at 100 to 10,000 instances, in etcd and in its clients: four minutes
 #   make sim-real  the same worlds simulated and of real processes, side by side: two to three minutes
+#   make sim     every routing algorithm in every simulated scenario, into docs/routing.md: an hour on two cores, goes on
+#                where it was broken off
 #   make docs    the documentation as a site, into build/site
 #
 # VENV is where the virtual environment goes; PYTHON makes it (3.11 or newer).
@@ -15,11 +17,12 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 BIN := $(VENV)/bin
 PYTEST_ARGS ?=
+SIM_ARGS ?=
 
 export PYTHONPATH := $(CURDIR)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test faults check bench bench-registry sim-real docs clean
+.PHONY: demo test faults check bench bench-registry sim sim-real docs clean
 
 demo: $(VENV)/.dev
 	@$(BIN)/python -m examples.customer_service.demo
@@ -46,6 +49,9 @@ bench-registry: $(VENV)/.dev
 
 sim-real: $(VENV)/.dev
 	@$(BIN)/python -m tests.simulation.reality
+
+sim: $(VENV)/.dev
+	@$(BIN)/python -m tests.simulation.report $(SIM_ARGS)
 
 docs: $(VENV)/.docs
 	$(BIN)/mkdocs build --strict --site-dir $(CURDIR)/build/site

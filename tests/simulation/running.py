@@ -14,11 +14,12 @@ __all__ = ["Job", "Result", "run_all", "run_one", "simulate"]
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What to run; `algorithm` is a name of `ALGORITHMS`."""
+    """What to run; `algorithm` is a name of `ALGORITHMS`, `length_s` None for the scenario's own."""
 
     scenario: str
     algorithm: str
     seed: int
+    length_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +41,18 @@ class Result:
     failures: Mapping[str, int]
 
 
-def simulate(scenario: str, algorithm: AlgorithmFactory, seed: int) -> Simulation:
-    """Run a scenario to its end and return its world."""
+def simulate(scenario: str, algorithm: AlgorithmFactory, seed: int, length_s: float | None = None) -> Simulation:
+    """Run a scenario to its end, or for `length_s`, and return its world."""
     wanted = SCENARIOS[scenario]
     sim = Simulation(seed, warm_up_s=wanted.warm_up_s, nested=algorithm)
     wanted.build(sim, algorithm)
-    sim.run(wanted.length_s)
+    sim.run(wanted.length_s if length_s is None else length_s)
     return sim
 
 
 def run_one(job: Job, algorithm: AlgorithmFactory) -> Result:
     """Run a job with the algorithm that it names."""
-    metrics = simulate(job.scenario, algorithm, job.seed).metrics
+    metrics = simulate(job.scenario, algorithm, job.seed, job.length_s).metrics
     summary, counts = metrics.summary(), metrics.counts()
     return Result(
         job,
