@@ -32,7 +32,7 @@ from agent_reach.routing.choosing import distinct
 from agent_reach.routing.explain import Route
 from agent_reach.routing.names import check_capability
 from agent_reach.routing.session import CallSession
-from agent_reach.routing.steps import Await, Raise, Return, Send, Wait
+from agent_reach.routing.steps import Await, CallPlan, Raise, Return, Send, Wait
 from agent_reach.runtime import Runtime
 
 __all__ = ["Caller"]
@@ -72,7 +72,7 @@ class Caller:
             preferred = () if route is None else tuple(view.agent_id for view in route.candidates)
             plan = self._planner.plan(call, options, started, left_s, preferred)
             session = CallSession(plan, self._knowledge.router)
-            reply = await self._run(session, call, started, pinned=options.agent_id)
+            reply = await self._run(session, call, plan)
             if options.response_model is not None:
                 reply = _typed(reply, options.response_model, call)
             outcome = "ok"
@@ -114,27 +114,29 @@ class Caller:
             asked = [group.create_task(ask(one)) for one in distinct(plan, self._knowledge.router, n, now)]
         return [task.result() for task in asked]
 
-    async def _run(
-        self, session: CallSession, call: OutgoingCall, started: float, *, pinned: str | None
-    ) -> Reply[Any]:
+    async def _run(self, session: CallSession, call: OutgoingCall, plan: CallPlan) -> Reply[Any]:
         def ended() -> None:
             self._tell_changes(session, call.target_capability)
             self._places.freed()
 
         attempts = Attempts(session, lambda send: self._attempt(send, call), self._clock, ended)
         try:
-            return await self._follow(session, attempts, call, started, pinned=pinned)
+            return await self._follow(session, attempts, call, plan)
         finally:
             await attempts.cancel()
 
     async def _follow(
-        self, session: CallSession, attempts: Attempts, call: OutgoingCall, started: float, *, pinned: str | None
+        self, session: CallSession, attempts: Attempts, call: OutgoingCall, plan: CallPlan
     ) -> Reply[Any]:
         # Those who can go to the same instances wait in one queue; who comes while others wait goes behind them.
-        queue = (call.target_capability, pinned)
+        queue = (call.target_capability, plan.pinned)
         woken = False
-        if self._places.crowded(queue):
-            woken = await self._places.wait(queue, self._config.timeouts.connect_s)
+        now = self._clock.now()
+        outage = self._knowledge.router.shared(call.target_capability).outage
+        # Those who wait for the end of an outage are in nobody's way who doesn't.
+        impatient = plan.retry.patience_s <= 0 and outage.wait_s(now) > 0
+        if self._places.crowded(queue) and not impatient and now < plan.deadline:
+            woken = await self._places.wait(queue, min(self._config.timeouts.connect_s, plan.deadline - now))
         while True:
             step = session.next(self._clock.now())
             if woken and not (isinstance(step, Wait) and step.until_place):
@@ -156,7 +158,7 @@ class Caller:
                         agent_id=reply.agent_id,
                         request_id=call.request_id,
                         attempts=tried,
-                        elapsed_s=self._clock.now() - started,
+                        elapsed_s=self._clock.now() - plan.started,
                         deprecated=reply.deprecated,
                         stale=self._knowledge.stale,
                     )

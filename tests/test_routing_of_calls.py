@@ -771,6 +771,23 @@ async def test_a_critical_call_waits_for_no_outage_to_end() -> None:
         assert stage.clock.now() - began < 0.1
 
 
+@pytest.mark.parametrize("keywords", [{"policy": Policy.CRITICAL}, {"timeout": 0.2}], ids=["critical", "short"])
+async def test_who_stands_behind_those_that_wait_loses_no_time_of_its_own(keywords: dict[str, Any]) -> None:
+    """Twenty calls wait already: a critical one goes past them, and a short one ends with its own time."""
+    async with an_outage("a", "b") as stage:
+        waiting = [stage.call() for _ in range(20)]
+        await stage.clock.settle()
+        began = stage.clock.now()
+        task = stage.call(**keywords)
+        while not task.done():
+            await stage.clock.advance(0.01)
+        assert isinstance(task.exception(), NoHealthyAgent | DeadlineExceeded)
+        assert stage.clock.now() - began <= keywords.get("timeout", 0.1) + 0.02
+        for call in waiting:
+            call.cancel()
+        await stage.clock.advance(1.0)
+
+
 async def test_what_a_handler_raised_for_good_ends_a_hedged_call_at_once() -> None:
     stage = Stage("a", "b")
     async with stage.reach, leaving_no_task(stage.clock):
