@@ -342,7 +342,8 @@ class CallSession:
             error = failures.failed(
                 self._call(), self._last, agent_id=self._last_at.agent_id, idempotent=idempotent
             )
-            failures.add_reason(error, f"waited for an end of it in vain: so did the last {in_a_row} calls")
+            reason = f"not repeated: so did the last {in_a_row} calls, whichever instance they went to"
+            failures.add_reason(error, reason)
             return error
         return failures.all_fail(self._call(), in_a_row=in_a_row, waited_s=self._plan.retry.patience_s)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -366,7 +367,7 @@ def test_a_call_that_is_not_held_goes_out_at_once_and_fails(how: str) -> None:
     (call,) = drive(world, [0.0], lambda now: RESET, **plan)
     assert call.sends[0] == 0.0
     assert len(call.sends) == 3
-    assert "in vain" not in str(call.error)
+    assert "whichever instance they went to" not in str(call.error)
     assert nothing_is_left(world)
 
 
@@ -508,7 +509,7 @@ def test_one_that_waited_in_vain_ends_with_its_last_failure_and_says_that_it_wai
     error = waited_in_vain(failure)
     assert type(error) is expected
     assert text in str(error)
-    assert "in vain" in str(error)
+    assert re.search(r"so did the last 2\d calls, whichever instance they went to", str(error))
     assert len(error.attempts) == 1
 
 
