@@ -41,7 +41,7 @@ def success_table(outcomes: Outcomes) -> str:
 
 def p99_table(outcomes: Outcomes) -> str:
     """p99 in ms, alike."""
-    return _measure_table(outcomes, lambda r: r.p99_s * 1000, lambda value: f"{value:,.0f}", min, twice=_TWICE)
+    return _measure_table(outcomes, lambda r: r.p99_s, _ms, min, twice=_TWICE)
 
 
 def attempts_table(outcomes: Outcomes) -> str:
@@ -119,7 +119,7 @@ def _said(found: Sequence[Effect]) -> str:
 def _step(effect: Effect) -> str:
     if effect.measure is SUCCESS:
         return f"success {effect.default * 100:.2f} to {effect.changed * 100:.2f} %"
-    return f"p99 {effect.default * 1000:,.0f} to {effect.changed * 1000:,.0f} ms"
+    return f"p99 {_ms(effect.default)} to {_ms(effect.changed)} ms"
 
 
 # --- the verdict --------------------------------------------------------------------------------------------
@@ -175,13 +175,17 @@ def _losses(measure: str, losses: Sequence[tuple[Standing, Rival]]) -> Iterable[
             ours, other = f"{standing.ours * 100:.2f} %", f"{rival.value * 100:.2f} %"
             step = f"{(rival.value - standing.ours) * 100:.2f} points"
         else:
-            ours, other = f"{standing.ours * 1000:,.0f} ms", f"{rival.value * 1000:,.0f} ms"
-            step = f"{standing.ours / rival.value:.2f} times"
+            ours, other, ratio = f"{_ms(standing.ours)} ms", f"{_ms(rival.value)} ms", standing.ours / rival.value
+            step = f"{ratio:.1f} times" if ratio >= 2 else f"{(ratio - 1) * 100:.1f} % longer"
         twice = f"it ran {rival.duplicates:,} calls twice that must run once" if rival.duplicates else ""
         yield [standing.scenario, measure, ours, f"{other} ({short_name(rival.name)})", step, twice]
 
 
 # --- tables -------------------------------------------------------------------------------------------------
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:,.{0 if seconds >= 0.1 else 1}f}"
 
 
 def _algorithms(outcomes: Outcomes) -> list[str]:
