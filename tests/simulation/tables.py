@@ -36,7 +36,7 @@ def short_name(algorithm: str) -> str:
 
 def success_table(outcomes: Outcomes) -> str:
     """Success in %: the median, and half the range over the seeds."""
-    return _measure_table(outcomes, lambda r: r.success * 100, lambda value: f"{value:.2f}", max)
+    return _measure_table(outcomes, lambda r: r.success * 100, _hundredths, max)
 
 
 def p99_table(outcomes: Outcomes) -> str:
@@ -46,13 +46,13 @@ def p99_table(outcomes: Outcomes) -> str:
 
 def attempts_table(outcomes: Outcomes) -> str:
     """Attempts per call, alike. None is the best: who gives up at once needs the fewest."""
-    return _measure_table(outcomes, lambda r: r.attempts, lambda value: f"{value:.2f}", None)
+    return _measure_table(outcomes, lambda r: r.attempts, _hundredths, None)
 
 
 def _measure_table(
     outcomes: Outcomes,
     of: Callable[[Result], float],
-    write: Callable[[float], str],
+    write: Callable[[float, float], str],
     best_of: Callable[[Iterable[float]], float] | None,
     twice: str = "",
 ) -> str:
@@ -60,13 +60,16 @@ def _measure_table(
     rows = []
     for scenario, by_name in outcomes.items():
         spreads = {name: spread([of(result) for result in results]) for name, results in by_name.items()}
-        best = None if best_of is None else write(best_of(s.median for s in spreads.values()))
+        best = None if best_of is None else best_of(s.median for s in spreads.values())
         cells = []
         for name in names:
-            value = write(spreads[name].median)
+            middle, half_range = spreads[name].median, spreads[name].half_range
+            shown = write(middle, middle)
+            # What looks the same as the best is as good, for a reader.
+            if best is not None and shown == write(best, best):
+                shown = f"**{shown}**"
             mark = twice if any(result.unsafe_duplicates for result in by_name[name]) else ""
-            shown = f"**{value}**" if value == best else value
-            cells.append(f"{shown} ± {write(spreads[name].half_range)}{mark}")
+            cells.append(f"{shown} ± {write(half_range, middle)}{mark}")
         rows.append([scenario, *cells])
     return _table(["scenario", *map(short_name, names)], rows)
 
@@ -184,8 +187,13 @@ def _losses(measure: str, losses: Sequence[tuple[Standing, Rival]]) -> Iterable[
 # --- tables -------------------------------------------------------------------------------------------------
 
 
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1000:,.{0 if seconds >= 0.1 else 1}f}"
+def _ms(seconds: float, like: float | None = None) -> str:
+    """Milliseconds, with a decimal if there are few of them, or few in what it stands beside."""
+    return f"{seconds * 1000:,.{0 if (seconds if like is None else like) >= 0.1 else 1}f}"
+
+
+def _hundredths(value: float, like: float) -> str:
+    return f"{value:.2f}"
 
 
 def _algorithms(outcomes: Outcomes) -> list[str]:
