@@ -36,23 +36,23 @@ def short_name(algorithm: str) -> str:
 
 def success_table(outcomes: Outcomes) -> str:
     """Success in %: the median, and half the range over the seeds."""
-    return _measure_table(outcomes, lambda r: r.success * 100, lambda value: f"{value:.2f}", max)
+    return _measure_table(outcomes, lambda r: r.success * 100, _hundredths, max)
 
 
 def p99_table(outcomes: Outcomes) -> str:
     """p99 in ms, alike."""
-    return _measure_table(outcomes, lambda r: r.p99_s * 1000, lambda value: f"{value:,.0f}", min, twice=_TWICE)
+    return _measure_table(outcomes, lambda r: r.p99_s, _ms, min, twice=_TWICE)
 
 
 def attempts_table(outcomes: Outcomes) -> str:
     """Attempts per call, alike. None is the best: who gives up at once needs the fewest."""
-    return _measure_table(outcomes, lambda r: r.attempts, lambda value: f"{value:.2f}", None)
+    return _measure_table(outcomes, lambda r: r.attempts, _hundredths, None)
 
 
 def _measure_table(
     outcomes: Outcomes,
     of: Callable[[Result], float],
-    write: Callable[[float], str],
+    write: Callable[[float, float], str],
     best_of: Callable[[Iterable[float]], float] | None,
     twice: str = "",
 ) -> str:
@@ -60,13 +60,16 @@ def _measure_table(
     rows = []
     for scenario, by_name in outcomes.items():
         spreads = {name: spread([of(result) for result in results]) for name, results in by_name.items()}
-        best = None if best_of is None else write(best_of(s.median for s in spreads.values()))
+        best = None if best_of is None else best_of(s.median for s in spreads.values())
         cells = []
         for name in names:
-            value = write(spreads[name].median)
+            middle, half_range = spreads[name].median, spreads[name].half_range
+            shown = write(middle, middle)
+            # What looks the same as the best is as good, for a reader.
+            if best is not None and shown == write(best, best):
+                shown = f"**{shown}**"
             mark = twice if any(result.unsafe_duplicates for result in by_name[name]) else ""
-            shown = f"**{value}**" if value == best else value
-            cells.append(f"{shown} ± {write(spreads[name].half_range)}{mark}")
+            cells.append(f"{shown} ± {write(half_range, middle)}{mark}")
         rows.append([scenario, *cells])
     return _table(["scenario", *map(short_name, names)], rows)
 
@@ -119,7 +122,7 @@ def _said(found: Sequence[Effect]) -> str:
 def _step(effect: Effect) -> str:
     if effect.measure is SUCCESS:
         return f"success {effect.default * 100:.2f} to {effect.changed * 100:.2f} %"
-    return f"p99 {effect.default * 1000:,.0f} to {effect.changed * 1000:,.0f} ms"
+    return f"p99 {_ms(effect.default)} to {_ms(effect.changed)} ms"
 
 
 # --- the verdict --------------------------------------------------------------------------------------------
@@ -175,13 +178,22 @@ def _losses(measure: str, losses: Sequence[tuple[Standing, Rival]]) -> Iterable[
             ours, other = f"{standing.ours * 100:.2f} %", f"{rival.value * 100:.2f} %"
             step = f"{(rival.value - standing.ours) * 100:.2f} points"
         else:
-            ours, other = f"{standing.ours * 1000:,.0f} ms", f"{rival.value * 1000:,.0f} ms"
-            step = f"{standing.ours / rival.value:.2f} times"
+            ours, other, ratio = f"{_ms(standing.ours)} ms", f"{_ms(rival.value)} ms", standing.ours / rival.value
+            step = f"{ratio:.1f} times" if ratio >= 2 else f"{(ratio - 1) * 100:.1f} % longer"
         twice = f"it ran {rival.duplicates:,} calls twice that must run once" if rival.duplicates else ""
         yield [standing.scenario, measure, ours, f"{other} ({short_name(rival.name)})", step, twice]
 
 
 # --- tables -------------------------------------------------------------------------------------------------
+
+
+def _ms(seconds: float, like: float | None = None) -> str:
+    """Milliseconds, with a decimal if there are few of them, or few in what it stands beside."""
+    return f"{seconds * 1000:,.{0 if (seconds if like is None else like) >= 0.1 else 1}f}"
+
+
+def _hundredths(value: float, like: float) -> str:
+    return f"{value:.2f}"
 
 
 def _algorithms(outcomes: Outcomes) -> list[str]:

@@ -82,8 +82,15 @@ class Verdict:
 
     @property
     def p99_losses(self) -> tuple[tuple[Standing, Rival], ...]:
-        """Where another's p99 is lower by more than chance."""
-        return tuple((s, rival) for s in self.p99 if (rival := s.beaten_by) is not None)
+        """Where another's p99 is lower by more than chance. Is that one who ran calls twice, then also the best
+        of those who didn't.
+        """
+        lost = []
+        for standing in self.p99:
+            beaten = [rival for rival in standing.better if rival.difference.beyond_error]
+            fair = [rival for rival in beaten if not rival.duplicates]
+            lost += [(standing, rival) for rival in dict.fromkeys(beaten[:1] + fair[:1])]
+        return tuple(lost)
 
     @staticmethod
     def _misses(standing: Standing) -> bool:
