@@ -65,7 +65,7 @@ def run(
 
 def test_with_one_slow_of_eleven_999_calls_in_1000_are_answered_within_their_second() -> None:
     sim, _ = world(11, Slow(66), hit=1)
-    assert run(sim, 200, 30, clients=5, timeout_s=1.0).summary().success_share >= 0.999
+    assert run(sim, 200, 20, clients=5, timeout_s=1.0).summary().success_share >= 0.999
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_with_one_slow_of_eleven_999_calls_in_1000_are_answered_within_their_sec
 def test_when_everything_fails_a_call_makes_1_2_attempts(fault: Fault, patience_s: float) -> None:
     """A refused connection may be followed by one elsewhere at once, so of those there are a few more."""
     sim, _ = world(3, fault)
-    metrics = run(sim, 60, 60, config=ReachConfig(retry=RetryConfig(patience_s=patience_s)))
+    metrics = run(sim, 60, 25, config=ReachConfig(retry=RetryConfig(patience_s=patience_s)))
     assert metrics.summary().successes == 0
     least = 2 * 3 / metrics.summary().calls
     assert metrics.summary().attempts_per_call <= 1.2 + least
@@ -83,7 +83,7 @@ def test_when_everything_fails_a_call_makes_1_2_attempts(fault: Fault, patience_
 
 def test_three_hops_run_the_leaf_three_times_at_the_most_for_each_call_at_the_root() -> None:
     """One call at a time, so that what the leaf ran is that call's."""
-    for seed in range(40):
+    for seed in range(20):
         sim = Simulation(seed, nested=ours())
         leaf = sim.fleet("c.do.v1", 3, service=QUICK)
         sim.fleet("b.do.v1", 3, service=QUICK, calls=[Nested("c.do.v1")])
@@ -114,7 +114,7 @@ def test_a_dead_instance_fails_no_call_and_is_dialed_by_one_call_a_window(silent
 
 def test_an_instance_that_fails_in_a_millisecond_attracts_no_load() -> None:
     sim, fleet = world(3, FailFast(), hit=1)
-    metrics = run(sim, 100, 30)
+    metrics = run(sim, 100, 15)
     assert metrics.attempts_to(fleet[0].agent_id) < 0.01 * metrics.counts().attempts
     assert metrics.summary().failed == 0
 
